@@ -1,0 +1,135 @@
+"""What a worker group and the controller say to each other about one attempt, as JSON.
+
+    POST /attempts/{id}/enrol       Enrolment         -> Enrolled        once; a second use is 409 and an alarm
+    POST /attempts/{id}/facts       AttemptFacts      -> 204             once before the first step, again as phases pass
+    POST /attempts/{id}/steps       a telemetry batch -> StepsAccepted   idempotent; a superseded epoch is 409
+    POST /attempts/{id}/heartbeat   Heartbeat         -> HeartbeatReply  every `heartbeat_s`
+    POST /attempts/{id}/outcome     AttemptOutcome    -> 204             once, after the last step was accepted
+
+All but `enrol` carry `Authorization: Bearer <attempt token>`.
+"""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+
+from muonscope.contract.run_spec import RunSpec
+from muonscope.contract.status import AttemptStatus, FailureKind, MomentumUnit, ParameterRoute, Phase
+from muonscope.contract.telemetry import decode_number, encode_number
+
+# A float that survives JSON: NaN and the infinities travel as strings.
+Number = Annotated[float, BeforeValidator(decode_number), PlainSerializer(encode_number, when_used="json")]
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Enrolment(_Message):
+    """The one-use token from the job's command line, exchanged for the attempt's own."""
+
+    token: str = Field(max_length=200)
+    ray_job_id: str | None = Field(None, max_length=200)
+
+
+class Enrolled(_Message):
+    spec: RunSpec
+    run_id: str
+    attempt: int
+    """1 for a run's first attempt."""
+    epoch: int
+    token: str
+    heartbeat_s: float
+    stall_limit_s: float
+    """A rank without a new step for this long ends the attempt as stalled."""
+    resume_step: int = 0
+    """The first step to attempt; above 0 the newest complete checkpoint is loaded."""
+
+
+class ParameterFact(_Message):
+    index: int
+    name: str
+    shape: tuple[int, ...]
+    route: ParameterRoute
+    reason: str
+
+
+class RankFact(_Message):
+    """Where one rank runs, as the rank itself sees it."""
+
+    rank: int
+    node: str
+    pid: int
+    device: str
+    """The visible device's name, or the processor's."""
+    device_id: str | None = None
+    """The physical GPU as Ray assigned it."""
+    local_rank: int = 0
+
+
+class AttemptFacts(_Message):
+    """What an attempt is made of; a later message replaces the fields it sets."""
+
+    phases: dict[Phase, float] = Field(default_factory=dict)
+    """Unix seconds on the worker's clock at which each phase ended."""
+    parameters: list[ParameterFact] | None = None
+    ranks: list[RankFact] | None = None
+    momentum_unit: MomentumUnit | None = None
+    data_hash: str | None = None
+    """Hash of the first batches' bytes: equal hashes prove equal data."""
+    initial_parameters_hash: str | None = None
+    """Hash of all parameters after initialisation: equal hashes prove equal seeds."""
+    environment: dict[str, Any] = Field(default_factory=dict)
+    """Versions, loaded files, labels such as `fp16 emulated on CPU`, environment variables that change the code path."""
+    resolved_ds_config: dict[str, Any] | None = None
+
+
+class StepsAccepted(_Message):
+    stored: int
+    """Records of this batch that are now stored, repeats included."""
+    next_step: int
+    """The step after the newest stored one."""
+
+
+class Heartbeat(_Message):
+    status: AttemptStatus
+    steps_recorded: int = 0
+    silent_ranks: list[int] = Field(default_factory=list)
+
+
+class HeartbeatReply(_Message):
+    stop_requested: bool = False
+
+
+class Failure(_Message):
+    kind: FailureKind
+    rank: int | None = None
+    step: int | None = None
+    message: str = Field("", max_length=20_000)
+
+
+class FinalState(_Message):
+    """Measured once at the end, against a snapshot taken after initialisation in the same dtype."""
+
+    parameters_moved: int | None = None
+    parameters_total: int | None = None
+    muon_parameters_moved: int | None = None
+    muon_parameters_total: int | None = None
+    parameters_changed_before_cast: int | None = None
+    """The misleading count: against the model before DeepSpeed cast it, where casting alone moves everything."""
+    max_weight_motion: Number | None = None
+    """Largest 2-norm of (w - w0) over Muon-routed parameters."""
+    nonfinite_parameters: int | None = None
+    parameter_motions: list[Number] | None = None
+    """2-norm of (w - w0) for every trainable parameter, by index."""
+    final_parameters_hash: str | None = None
+    peak_memory_bytes: int | None = None
+
+
+class AttemptOutcome(_Message):
+    status: AttemptStatus
+    first_step: int = 0
+    declared_steps: int
+    """Steps recorded by this attempt: the run succeeds only when as many are stored."""
+    failure: Failure | None = None
+    final: FinalState | None = None

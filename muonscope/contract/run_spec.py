@@ -1,0 +1,341 @@
+"""RunSpec: everything that says what to train, validated at construction and immutable after it.
+
+The controller stores it, the job driver builds from it, and `fingerprint()` hashes what of it can change the numbers.
+Field names are the public interface (JSON keys, form labels, compare output).
+"""
+
+import hashlib
+import json
+import math
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+
+from muonscope.contract.status import Implementation, Precision, StepOrdering
+
+MAX_STEPS: Final = 100_000_000
+MAX_NAME_LENGTH: Final = 200
+MAX_WORLD_SIZE: Final = 4096
+BUILT_IN_TASKS: Final = ("simple_model", "calm_boom", "byte_gpt")
+SUPPORTED_DEEPSPEED: Final = ("0.17.6", "0.19.2", "0.19.7", "0.19.8")
+DEFAULT_DEEPSPEED: Final = "0.19.8"
+
+# DeepSpeed keys that RunSpec already says: setting them twice would leave two truths.
+DS_CONFIG_OWNED_KEYS: Final = {
+    "train_batch_size": "micro_batch_size, gradient_accumulation_steps and world_size",
+    "train_micro_batch_size_per_gpu": "micro_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "gradient_clipping": "gradient_clipping",
+    "fp16": "precision and loss_scale",
+    "bf16": "precision",
+    "optimizer": "optimizer",
+    "scheduler": "optimizer",
+}
+
+_SAFE_TEXT_FORBIDDEN = {"\x00"}
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+def _plain_text(value: str) -> str:
+    """Refuse what no database or terminal can hold: NUL and lone surrogates."""
+    if any(character in _SAFE_TEXT_FORBIDDEN for character in value):
+        raise ValueError("must not contain a NUL character; remove it")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError("must be valid Unicode; it contains a lone surrogate") from None
+    return value
+
+
+PlainText = Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
+
+
+class SimpleModelTask(_Part):
+    """Biased square linears on one fixed batch: the 30-step table."""
+
+    name: Literal["simple_model"] = "simple_model"
+    hidden_size: int = Field(128, ge=1, le=8192)
+    num_layers: int = Field(5, ge=1, le=256)
+    fixed_batch: bool = True
+    """The same batch every step; false draws a fresh one per step."""
+
+
+class CalmBoomTask(_Part):
+    """Two bias-free matrices, of which one overflows at `overflow_step` while the other stays finite."""
+
+    name: Literal["calm_boom"] = "calm_boom"
+    width: int = Field(32, ge=2, le=8192)
+    overflow_step: int | None = Field(1, ge=0)
+    """Zero-based attempted step whose input overflows in `boom`; null for none."""
+
+
+class ByteGptTask(_Part):
+    """A small GPT on bytes of real text."""
+
+    name: Literal["byte_gpt"] = "byte_gpt"
+    text: str | None = Field(None, max_length=4096)
+    """A file or folder readable on every worker; null reads the Python standard library's own source."""
+    num_layers: int = Field(2, ge=1, le=96)
+    hidden_size: int = Field(64, ge=8, le=16384)
+    num_heads: int = Field(4, ge=1, le=256)
+    context_length: int = Field(64, ge=2, le=65536)
+
+    @model_validator(mode="after")
+    def _heads_divide_the_width(self) -> Self:
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"num_heads={self.num_heads} does not divide hidden_size={self.hidden_size}; choose a divisor"
+            )
+        return self
+
+
+class UserTask(_Part):
+    """`module:function`, shipped with the job and allow-listed by the service."""
+
+    name: str = Field(max_length=MAX_NAME_LENGTH, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+def _task_tag(value: Any) -> str | None:
+    name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
+    if name in BUILT_IN_TASKS:
+        return str(name)
+    return "user" if isinstance(name, str) and ":" in name else None
+
+
+Task = Annotated[
+    Annotated[SimpleModelTask, Tag("simple_model")]
+    | Annotated[CalmBoomTask, Tag("calm_boom")]
+    | Annotated[ByteGptTask, Tag("byte_gpt")]
+    | Annotated[UserTask, Tag("user")],
+    Discriminator(
+        _task_tag,
+        custom_error_type="unknown_task",
+        custom_error_message="task.name must be one of simple_model, calm_boom, byte_gpt, or an allow-listed module:function",
+    ),
+]
+
+
+class LossScale(_Part):
+    """The fp16 loss scaler. `static` replaces the dynamic one."""
+
+    initial_power: int = Field(16, ge=0, le=32)
+    """The initial dynamic scale is 2 to this power."""
+    window: int = Field(1000, ge=1)
+    """Steps without an overflow before the scale doubles."""
+    hysteresis: int = Field(2, ge=1)
+    """Overflows tolerated before the scale halves."""
+    minimum: int = Field(1, ge=1)
+    """An overflow at this scale ends the run."""
+    static: float | None = Field(None, gt=0)
+    """A fixed scale; null scales dynamically."""
+
+
+class AdamSettings(_Part):
+    """AdamW, for the parameters that Muon does not take."""
+
+    lr: float | None = Field(None, ge=0)
+    """Null takes the optimizer's `lr`."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.999, ge=0, lt=1)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float | None = Field(None, ge=0)
+    """Null takes the optimizer's `weight_decay`."""
+
+
+class OptimizerSettings(_Part):
+    """Muon and its AdamW companion."""
+
+    lr: float = Field(0.02, ge=0)
+    momentum: float = Field(0.95, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    nesterov: bool = True
+    ns_method: Literal["standard", "gram", "polar_express"] = "gram"
+    ns_steps: int = Field(5, ge=1, le=32)
+    adam: AdamSettings = AdamSettings()
+
+
+class Fault(_Part):
+    """A planted non-finite gradient: the experiment's own, exact and repeatable overflow."""
+
+    kind: Literal["inf", "nan"]
+    step: int = Field(ge=0)
+    rank: int = Field(0, ge=0)
+    micro_batch: int = Field(0, ge=0)
+    parameter: str | None = Field(None, max_length=1000)
+    """The parameter's name; null plants it in the loss, and so in every gradient."""
+
+
+class CheckpointPolicy(_Part):
+    every_steps: int | None = Field(None, ge=1)
+    """Null writes none."""
+    keep: int = Field(2, ge=1, le=1000)
+
+
+class Resources(_Part):
+    gpus_per_rank: float = Field(1.0, gt=0, le=1)
+    """A half puts two ranks on one GPU."""
+    memory_bytes: int | None = Field(None, ge=1)
+
+
+class DeepSpeedRelease(_Part):
+    version: str
+    """An unmodified release to train under, from the allow-list."""
+
+    @field_validator("version")
+    @classmethod
+    def _is_allowed(cls, value: str) -> str:
+        if value not in SUPPORTED_DEEPSPEED:
+            raise ValueError(f"DeepSpeed {value} is not on the allow-list; choose one of {', '.join(SUPPORTED_DEEPSPEED)}")
+        return value
+
+
+class RunSpec(_Part):
+    """One immutable answer to part of an experiment's question."""
+
+    name: PlainText = "run"
+    task: Task = SimpleModelTask()
+    step_ordering: StepOrdering = StepOrdering.ORDERED
+    implementation: Implementation = Implementation.MUON_CORE
+    zero_stage: int = Field(1, ge=1, le=3)
+    world_size: int = Field(1, ge=1, le=MAX_WORLD_SIZE)
+    precision: Precision = Precision.FP16
+    loss_scale: LossScale = LossScale()
+    optimizer: OptimizerSettings = OptimizerSettings()
+    gradient_accumulation_steps: int = Field(1, ge=1, le=65536)
+    micro_batch_size: int = Field(4, ge=1, le=1_048_576)
+    """Samples per rank and micro-batch."""
+    gradient_clipping: float = Field(0.0, ge=0)
+    """The largest allowed global gradient norm; 0 never clips."""
+    clip_scope: Literal["gradient", "update", "muon_exempt"] = "gradient"
+    steps: int = Field(30, ge=1, le=MAX_STEPS)
+    """Attempted optimizer steps, discarded ones included."""
+    stop_after_discarded_steps: int | None = Field(None, ge=1)
+    """Ends the run after this many discarded steps in a row; null never does."""
+    seed: int = Field(0, ge=0, lt=2**63)
+    faults: tuple[Fault, ...] = Field((), max_length=10_000)
+    checkpoint: CheckpointPolicy = CheckpointPolicy()
+    resources: Resources = Resources()
+    deepspeed: DeepSpeedRelease | None = None
+    ds_config: dict[str, Any] = Field(default_factory=dict)
+    """Further DeepSpeed settings, merged under DeepSpeed's own validation."""
+    tags: tuple[PlainText, ...] = Field((), max_length=64)
+    notes: str = Field("", max_length=20_000)
+    priority: int = Field(0, ge=-1000, le=1000)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_release_implies_its_own_implementation(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("deepspeed") is not None and "implementation" not in data:
+            return {**data, "implementation": Implementation.DEEPSPEED}
+        return data
+
+    @field_validator("name", "notes")
+    @classmethod
+    def _text_is_plain(cls, value: str) -> str:
+        return _plain_text(value)
+
+    @field_validator("name")
+    @classmethod
+    def _has_a_name(cls, value: str) -> str:
+        if not value.strip():
+            raise ValueError("must not be blank; give the run a name")
+        return value
+
+    @field_validator("tags")
+    @classmethod
+    def _tags_are_plain(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(_plain_text(tag) for tag in value)
+
+    @field_validator("ds_config")
+    @classmethod
+    def _ds_config_leaves_our_fields_alone(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for key, ours in DS_CONFIG_OWNED_KEYS.items():
+            if key in value:
+                raise ValueError(f"ds_config.{key} is set by the run's own {ours}; remove it from ds_config")
+        if "stage" in (value.get("zero_optimization") or {}):
+            raise ValueError("ds_config.zero_optimization.stage is set by zero_stage; remove it from ds_config")
+        _refuse_unstorable(value, "ds_config", depth=0)
+        return value
+
+    @model_validator(mode="after")
+    def _combination_is_supported(self) -> Self:
+        reason = unsupported_reason(self)
+        if reason:
+            raise ValueError(reason)
+        return self
+
+    def fingerprint(self) -> str:
+        """Hash all that can change the numbers: equal fingerprints mean the same experiment, to the last bit.
+
+        Names, tags, notes, priority, checkpoints and resources are left out: they change none of them.
+        """
+        numbers = self.model_dump(mode="json", exclude=FIELDS_WITHOUT_NUMBERS)
+        canonical = json.dumps(numbers, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+FIELDS_WITHOUT_NUMBERS: Final = {"name", "tags", "notes", "priority", "checkpoint", "resources"}
+
+# What each implementation can run today: (implementation, stage) -> orderings. The one table that submission,
+# the submit form and the docs read; a workers test asserts that each listed pair really trains.
+SUPPORTED_ORDERINGS: Final[dict[tuple[Implementation, int], frozenset[StepOrdering]]] = {
+    (Implementation.MUON_CORE, 1): frozenset({StepOrdering.MASTER, StepOrdering.ORDERED}),
+    (Implementation.MUON_CORE, 2): frozenset({StepOrdering.MASTER, StepOrdering.ORDERED}),
+    (Implementation.MUON_CORE, 3): frozenset({StepOrdering.MASTER, StepOrdering.ORDERED}),
+    (Implementation.DEEPSPEED, 1): frozenset({StepOrdering.MASTER, StepOrdering.PER_TENSOR, StepOrdering.DEFERRED}),
+    (Implementation.DEEPSPEED, 2): frozenset({StepOrdering.MASTER, StepOrdering.PER_TENSOR, StepOrdering.DEFERRED}),
+    (Implementation.DEEPSPEED, 3): frozenset({StepOrdering.DEFERRED}),
+}
+
+
+def unsupported_reason(spec: RunSpec) -> str | None:
+    """Say why this combination cannot run as asked, or None. Nothing is ever run as something else."""
+    offered = SUPPORTED_ORDERINGS[spec.implementation, spec.zero_stage]
+    if spec.step_ordering not in offered:
+        names = ", ".join(sorted(offered))
+        return (
+            f"step_ordering={spec.step_ordering} is not available with implementation={spec.implementation} "
+            f"at zero_stage={spec.zero_stage}; choose one of: {names}"
+        )
+    if spec.loss_scale.static is not None and spec.precision is not Precision.FP16:
+        return f"loss_scale.static={spec.loss_scale.static} needs precision=fp16; the run has {spec.precision}"
+    if spec.implementation is Implementation.DEEPSPEED and spec.clip_scope != "update":
+        if spec.gradient_clipping and "clip_scope" in spec.model_fields_set:
+            return (
+                f"clip_scope={spec.clip_scope} is not what implementation=deepspeed does: it clips Muon's update "
+                "by the update's own norm; set clip_scope to update"
+            )
+    elif spec.implementation is Implementation.MUON_CORE and spec.clip_scope != "gradient":
+        return f"clip_scope={spec.clip_scope} is not available yet with implementation=muon_core; choose gradient"
+    for index, fault in enumerate(spec.faults):
+        if fault.rank >= spec.world_size:
+            return f"faults[{index}].rank={fault.rank} does not exist at world_size={spec.world_size}"
+        if fault.micro_batch >= spec.gradient_accumulation_steps:
+            return (
+                f"faults[{index}].micro_batch={fault.micro_batch} does not exist at "
+                f"gradient_accumulation_steps={spec.gradient_accumulation_steps}"
+            )
+    return None
+
+
+def _refuse_unstorable(value: Any, path: str, depth: int) -> None:
+    """Refuse nesting, numbers and text that no store or DeepSpeed could hold, naming the place."""
+    if depth > 16:
+        raise ValueError(f"{path} is nested more than 16 levels deep; flatten it")
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _plain_text(str(key))
+            _refuse_unstorable(item, f"{path}.{key}", depth + 1)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _refuse_unstorable(item, f"{path}[{index}]", depth + 1)
+    elif isinstance(value, str):
+        _plain_text(value)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{path}={value} is not finite; give a finite number")
+    elif isinstance(value, int) and abs(value) >= 2**63:
+        raise ValueError(f"{path}={value} does not fit in 64 bits; give a smaller number")
