@@ -1,7 +1,7 @@
 """What a worker group and the controller say to each other about one attempt, as JSON.
 
     POST /attempts/{id}/enrol       Enrolment         -> Enrolled        once; a second use is 409 and an alarm
-    POST /attempts/{id}/facts       AttemptFacts      -> 204             once before the first step, again as phases pass
+    POST /attempts/{id}/facts       AttemptFacts      -> 204             before the first step, again as phases pass
     POST /attempts/{id}/steps       a telemetry batch -> StepsAccepted   idempotent; a superseded epoch is 409
     POST /attempts/{id}/heartbeat   Heartbeat         -> HeartbeatReply  every `heartbeat_s`
     POST /attempts/{id}/outcome     AttemptOutcome    -> 204             once, after the last step was accepted
@@ -80,7 +80,7 @@ class AttemptFacts(_Message):
     initial_parameters_hash: str | None = None
     """Hash of all parameters after initialisation: equal hashes prove equal seeds."""
     environment: dict[str, Any] = Field(default_factory=dict)
-    """Versions, loaded files, labels such as `fp16 emulated on CPU`, environment variables that change the code path."""
+    """Versions, loaded files, labels such as `fp16 emulated on CPU`, variables that change the code path."""
     resolved_ds_config: dict[str, Any] | None = None
 
 

@@ -114,7 +114,9 @@ Task = Annotated[
     Discriminator(
         _task_tag,
         custom_error_type="unknown_task",
-        custom_error_message="task.name must be one of simple_model, calm_boom, byte_gpt, or an allow-listed module:function",
+        custom_error_message=(
+            "task.name must be one of simple_model, calm_boom, byte_gpt, or an allow-listed module:function"
+        ),
     ),
 ]
 
@@ -189,7 +191,8 @@ class DeepSpeedRelease(_Part):
     @classmethod
     def _is_allowed(cls, value: str) -> str:
         if value not in SUPPORTED_DEEPSPEED:
-            raise ValueError(f"DeepSpeed {value} is not on the allow-list; choose one of {', '.join(SUPPORTED_DEEPSPEED)}")
+            allowed = ", ".join(SUPPORTED_DEEPSPEED)
+            raise ValueError(f"DeepSpeed {value} is not on the allow-list; choose one of {allowed}")
         return value
 
 

@@ -215,7 +215,9 @@ def _records(data: bytes, count: int) -> Iterator[StepRecord]:
         measured = [value if present >> index & 1 else None for index, value in enumerate(values)]
         norms = data[offset : offset + 4 * num_norms]
         offset += 4 * num_norms
-        yield StepRecord(step, bool(flags & _OVERFLOW), bool(flags & _DISCARDED), *measured, parameter_norms=norms)
+        # Positional, in the order of the dataclass: this loop bounds how fast steps can be ingested.
+        row: list[Any] = [step, bool(flags & _OVERFLOW), bool(flags & _DISCARDED), *measured, norms]
+        yield StepRecord(*row)
 
 
 def encode_number(value: float | None) -> float | str | None:
