@@ -1,0 +1,62 @@
+"""What endpoints take from the application: the database, the settings, and the controller's face.
+
+The api never imports the controller: `service/app.py` puts an object that satisfies `Controller` on the application's
+state, and endpoints ask for it here.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, Protocol, cast
+
+from fastapi import Depends, Request
+
+from muonscope.contract.attempts import Failure
+from muonscope.contract.status import RunStatus
+from service.settings import Settings
+from service.store.session import Database
+
+
+class Controller(Protocol):
+    """What endpoints may ask of the controller. The plain methods are thread-safe and never block."""
+
+    @property
+    def legal(self) -> Mapping[RunStatus, Collection[RunStatus]]:
+        """From each run status, those it may change to: for RunRepository.set_status."""
+
+    @property
+    def problems(self) -> list[str]:
+        """What keeps runs from starting now (Ray unreachable, loop not ticking); empty when nothing does."""
+
+    def wake(self) -> None:
+        """Have the loop look at once: something was submitted, asked to stop, or has ended."""
+
+    def retry_reason(self, failure: Failure | None, attempts: int) -> str | None:
+        """Say why a run whose attempt number `attempts` ended so gets another one; None: it does not."""
+
+    async def stop_job(self, submission_id: str) -> None:
+        """Stop an attempt's Ray job at once; one that is over already is fine."""
+
+    async def job_logs(self, submission_id: str) -> str | None:
+        """Return what an attempt's driver has printed so far; None where Ray no longer knows the job."""
+
+    async def cluster(self) -> Mapping[str, Any]:
+        """Describe the cluster's nodes, GPUs and who holds them, as GET /cluster answers."""
+
+    def total_gpus(self) -> float | None:
+        """Return the cluster's GPUs as last seen; None before Ray was first reached."""
+
+
+def get_database(request: Request) -> Database:
+    return cast(Database, request.app.state.database)
+
+
+def get_settings(request: Request) -> Settings:
+    return cast(Settings, request.app.state.settings)
+
+
+def get_controller(request: Request) -> Controller:
+    return cast(Controller, request.app.state.controller)
+
+
+DatabaseDependency = Annotated[Database, Depends(get_database)]
+SettingsDependency = Annotated[Settings, Depends(get_settings)]
+ControllerDependency = Annotated[Controller, Depends(get_controller)]

@@ -1,0 +1,94 @@
+"""Where and how the service runs. Environment variables `MUONSCOPE_…`; what to train is the RunSpec's matter."""
+
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+CommaSeparated = Annotated[tuple[str, ...], NoDecode]
+
+
+class Settings(BaseSettings):
+    """Read once at the start; nothing else reads the environment."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="MUONSCOPE_", frozen=True, extra="forbid", use_attribute_docstrings=True
+    )
+
+    home: Path = Field(default_factory=lambda: Path.home() / ".muonscope")
+    """The folder of all state: database, Ray's session, dashboard-independent files."""
+    host: str = "127.0.0.1"
+    """The address to listen on. Anything but loopback is reachable by others."""
+    port: int = Field(8800, ge=0, le=65535)
+    """0 takes a free one."""
+    database_url: str = ""
+    """`sqlite:///path` or `postgresql://…`; empty is `muonscope.db` under `home`."""
+    ray_address: str | None = None
+    """URL of a Ray cluster's dashboard and Jobs API, `http://host:8265`; null starts a local Ray."""
+    ray_token_file: Path | None = None
+    """The file that holds the token of a Ray with `RAY_AUTH_MODE=token`; the local Ray makes its own."""
+    gpus: int | None = Field(None, ge=0, le=4096)
+    """GPUs of the local Ray; null takes the real ones, or 2 logical ones where there are none."""
+    advertise_url: str | None = None
+    """How worker groups reach this service; null is the address it listens on."""
+    allowed_hosts: CommaSeparated = ()
+    """Further names this service answers to in the Host header; `*` answers to all."""
+    allow_tasks: CommaSeparated = ()
+    """The `module:function` tasks that a run may name, beside the built-in ones."""
+
+    heartbeat_s: float = Field(2.0, gt=0, le=3600)
+    """How often a worker group gives a sign of life."""
+    lease_s: float = Field(30.0, gt=0, le=86400)
+    """An attempt that is silent for longer, and whose Ray job is gone, is lost."""
+    stall_limit_s: float = Field(300.0, gt=0, le=86400)
+    """A rank without a new step for this long ends its attempt as stalled."""
+    start_limit_s: float = Field(300.0, gt=0, le=86400)
+    """An attempt that has not enrolled after this long is ended."""
+    stop_grace_s: float = Field(4.0, ge=0, le=600)
+    """How long a stopped attempt may take to report its outcome before it is closed without one."""
+    tick_s: float = Field(1.0, gt=0, le=60)
+    """The longest pause between two looks at queue and cluster; changes wake the controller at once."""
+    aging_s: float = Field(600.0, gt=0)
+    """A queued run gains one point of priority for each such span it has waited."""
+    max_attempts: int = Field(3, ge=1, le=100)
+    """Attempts a run may take where the infrastructure, not the run, is at fault."""
+    retry_backoff_s: float = Field(2.0, ge=0, le=3600)
+    """The pause before the second attempt; it doubles with each further one."""
+
+    max_body_bytes: int = Field(1024 * 1024, ge=1024)
+    """The largest request body, telemetry aside."""
+    max_telemetry_bytes: int = Field(64 * 1024 * 1024, ge=1024)
+    """The largest telemetry batch."""
+    body_timeout_s: float = Field(20.0, gt=0)
+    """How long a request body may take to arrive."""
+    max_streams: int = Field(256, ge=1)
+    """Live event streams served at once."""
+
+    @field_validator("allow_tasks", "allowed_hosts", mode="before")
+    @classmethod
+    def _split_at_commas(cls, value: Any) -> Any:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("home", mode="after")
+    @classmethod
+    def _is_absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @model_validator(mode="after")
+    def _leases_outlive_heartbeats(self) -> Self:
+        if self.lease_s < 3 * self.heartbeat_s:
+            raise ValueError(
+                f"lease_s={self.lease_s} is less than three heartbeats of {self.heartbeat_s} s; raise lease_s"
+            )
+        return self
+
+    @property
+    def effective_database_url(self) -> str:
+        return self.database_url or f"sqlite:///{self.home / 'muonscope.db'}"
+
+    @property
+    def effective_advertise_url(self) -> str:
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
+        host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+        return self.advertise_url or f"http://{host}:{self.port}"
