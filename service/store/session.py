@@ -1,0 +1,114 @@
+"""Sessions: one transaction each, the only way to the database.
+
+    with database.read() as session:               a consistent snapshot, never committed
+    with database.write() as session:              one transaction, committed at the end, rolled back on error
+    with database.write(durable=False) as session: survives a killed process, on SQLite not a power cut
+
+The controller is the only writer. A lock orders its threads, so that no SQLite writer waits by polling and event ids
+become visible in their order on both databases.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
+
+__all__ = ["Database", "Session"]
+
+_WRITE = "muonscope_write"
+_BUSY_TIMEOUT_S = 10.0
+
+
+class Database:
+    """The SQL store, SQLite or PostgreSQL by its URL."""
+
+    def __init__(self, url: str, *, pool_size: int = 16) -> None:
+        """Open nothing yet; connections are made when first used.
+
+        Args:
+            url: `sqlite:///path` or `postgresql://…`.
+            pool_size: connections kept; twice as many more are opened under load.
+        """
+        parsed = make_url(url)
+        if parsed.drivername in ("postgres", "postgresql"):
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        if parsed.get_backend_name() not in ("sqlite", "postgresql"):
+            raise ValueError(f"{parsed.drivername} is not supported; give a sqlite:/// or postgresql:// URL")
+        self.is_sqlite = parsed.get_backend_name() == "sqlite"
+        if self.is_sqlite and not parsed.database:
+            raise ValueError("a SQLite store needs a file; give sqlite:///path")
+        self.path = Path(parsed.database) if self.is_sqlite and parsed.database else None
+        self.engine: Engine = create_engine(
+            parsed,
+            pool_size=pool_size,
+            max_overflow=2 * pool_size,
+            pool_pre_ping=not self.is_sqlite,
+            connect_args={"timeout": _BUSY_TIMEOUT_S} if self.is_sqlite else {"connect_timeout": 10},
+        )
+        if self.is_sqlite:
+            event.listen(self.engine, "connect", _prepare_sqlite)
+            event.listen(self.engine, "begin", _begin_sqlite)
+        self._writer = threading.Lock()
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """Give a session on one consistent snapshot; what it changes is thrown away."""
+        with Session(self.engine, expire_on_commit=False, autoflush=False) as session:
+            if not self.is_sqlite:
+                session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
+            yield session
+
+    @contextmanager
+    def write(self, *, durable: bool = True) -> Iterator[Session]:
+        """Give a session in one transaction, committed when the block ends without an error.
+
+        Args:
+            durable: whether the commit must survive a power cut. PostgreSQL's always do.
+        """
+        with self._writer, Session(self.engine, expire_on_commit=False) as session:
+            session.connection(execution_options={_WRITE: "FULL" if durable else "NORMAL"})
+            yield session
+            session.commit()
+
+    def ping(self) -> None:
+        """Raise what the database raises when it cannot answer."""
+        with self.read() as session:
+            session.execute(text("SELECT 1"))
+
+    def dispose(self) -> None:
+        """Close every pooled connection; on SQLite this folds the write-ahead log into the file."""
+        self.engine.dispose()
+
+
+def _prepare_sqlite(connection: Any, _record: Any) -> None:
+    # The driver must not begin transactions of its own: _begin_sqlite says which kind.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    # Before the first page is written, else it takes a VACUUM.
+    cursor.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    cursor.execute("PRAGMA journal_mode = WAL")
+    cursor.execute("PRAGMA foreign_keys = ON")
+    cursor.execute(f"PRAGMA busy_timeout = {int(_BUSY_TIMEOUT_S * 1000)}")
+    cursor.execute("PRAGMA cache_size = -16384")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    synchronous = connection.get_execution_options().get(_WRITE)
+    if synchronous is None:
+        connection.exec_driver_sql("BEGIN")
+        return
+    # SQLite refuses this inside a transaction; each writing one says it anew, for connections are pooled.
+    connection.exec_driver_sql(f"PRAGMA synchronous = {synchronous}")
+    # Take the write lock now: a transaction that read first could not wait for it.
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def is_unavailable(error: BaseException) -> bool:
+    """Whether a database error means "not now" (locked, unreachable, full) rather than a mistake of ours."""
+    return isinstance(error, OperationalError)

@@ -1,0 +1,305 @@
+"""Steps: stored in bulk exactly once, read as rows or as columns.
+
+A run's current record holds each step once, as the newest attempt that has it recorded it (the view `step_current`
+says the same in SQL). Readers take rank 0's rows.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from muonscope.contract.telemetry import COUNTS, SCALARS, StepBatch, StepRecord
+from service.columns import StepColumns
+from service.errors import Conflict, InvalidInput
+from service.store.events import EventRepository
+from service.store.models import Attempt, Run, Step
+from service.store.nonfinite import NonfiniteRepository, transitions
+from service.store.runs import RunRepository
+from service.store.step_rows import COLUMNS, FLAG_COLUMNS, KEY_WIDTH, Row, to_columns, to_record, to_rows
+from service.store.summary import add_steps
+
+MAX_PAGE: Final = 10_000
+SERIES_FIELDS: Final = (*SCALARS, *COUNTS)
+_TABLE: Final = Step.__table__
+_MAX_STEP: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What an insert did: the batch's records now stored, how many were new, and the step after the newest."""
+
+    stored: int
+    new: int
+    next_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentStep:
+    """One step of a run's current record and the number of the attempt that recorded it."""
+
+    attempt: int
+    record: StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class StepPage:
+    steps: Sequence[CurrentStep]
+    next_start: int | None
+
+
+class StepRepository:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    # -- storing ----------------------------------------------------------------------------------------------------
+
+    def insert(self, attempt: Attempt, batch: StepBatch) -> Stored:
+        """Store a batch's steps; those stored before, with the same content, count as stored.
+
+        Keeps the run's summary, the attempt's counts and the non-finite transitions in the same transaction, and
+        leaves a `gap` event where steps before the batch, or inside it, are missing. The caller has fenced the epoch.
+
+        Raises:
+            InvalidInput: a step or rank that the attempt cannot have.
+            Conflict: a step is stored with other content, or given twice with two contents.
+        """
+        _refuse_foreign(attempt, batch)
+        rows = _without_repeats(attempt, to_rows(attempt.id, batch.rank, batch.records))
+        if not rows:
+            return Stored(0, 0, self._next_step(attempt, batch.rank))
+        first, last = rows[0][1], rows[-1][1]
+        expected = self._next_step(attempt, batch.rank)
+        known = {row[1]: row for row in self._rows(attempt.id, batch.rank, first, last)} if first < expected else {}
+        new = [row for row in rows if row[1] not in known]
+        for row in rows:
+            if row[1] in known and row[KEY_WIDTH:] != known[row[1]][KEY_WIDTH:]:
+                raise _content_conflict(attempt, row, known[row[1]])
+        if new:
+            self._write(new)
+            if batch.rank == 0:
+                self._follow_up(attempt, new, expected)
+        next_step = max(expected, last + 1)
+        return Stored(len(batch.records), len(new), next_step)
+
+    def _next_step(self, attempt: Attempt, rank: int) -> int:
+        if rank == 0:
+            return attempt.next_step
+        newest = self._session.scalars(
+            select(func.max(_TABLE.c.step)).where(_TABLE.c.attempt_id == attempt.id, _TABLE.c.rank == rank)
+        ).one()
+        return attempt.first_step if newest is None else newest + 1
+
+    def _write(self, rows: Sequence[Row]) -> None:
+        connection = self._session.connection()
+        names = ", ".join(COLUMNS)
+        if connection.dialect.name == "sqlite":
+            places = ", ".join("?" * len(COLUMNS))
+            connection.exec_driver_sql(f"INSERT INTO step ({names}) VALUES ({places})", list(rows))
+            return
+        # COPY takes a third of the time of an executemany, pipelined or not.
+        driver: Any = connection.connection.dbapi_connection
+        with driver.cursor() as cursor, cursor.copy(f"COPY step ({names}) FROM STDIN") as copy:
+            for row in rows:
+                copy.write_row(row)
+
+    def _follow_up(self, attempt: Attempt, new: Sequence[Row], expected: int) -> None:
+        records = [to_record(row) for row in new]
+        first, last = records[0].step, records[-1].step
+        self._tell_gaps(attempt, records, expected)
+        add_steps(attempt.run.summary, records, self._superseded(attempt, records))
+        self._note_transitions(attempt, records, is_append=first >= expected)
+        attempt.stored_steps += len(records)
+        attempt.next_step = max(expected, last + 1)
+        RunRepository(self._session).touch(attempt.run)
+
+    def _tell_gaps(self, attempt: Attempt, records: Sequence[StepRecord], expected: int) -> None:
+        if records[0].step < expected:
+            # Fills a gap that was told already.
+            return
+        for record in records:
+            if record.step > expected:
+                EventRepository(self._session).append(
+                    "gap",
+                    attempt=attempt,
+                    who="store",
+                    why=f"steps {expected} to {record.step - 1} did not arrive",
+                    detail={"first": expected, "last": record.step - 1},
+                )
+            expected = record.step + 1
+
+    def _superseded(self, attempt: Attempt, records: Sequence[StepRecord]) -> list[tuple[bool, bool]]:
+        """Return the flags of the steps that earlier attempts recorded and these records replace."""
+        earlier = self._session.execute(
+            select(Attempt.id)
+            .where(Attempt.run_id == attempt.run_id, Attempt.number < attempt.number)
+            .where(Attempt.next_step > records[0].step)
+            .order_by(Attempt.number)
+        ).all()
+        replaced: dict[int, tuple[bool, bool]] = {}
+        steps = {record.step for record in records}
+        for (attempt_id,) in earlier:
+            for row in self._rows(attempt_id, 0, records[0].step, records[-1].step, ("step", "overflow", "discarded")):
+                if row[0] in steps:
+                    replaced[row[0]] = (bool(row[1]), bool(row[2]))
+        return list(replaced.values())
+
+    def _note_transitions(self, attempt: Attempt, records: Sequence[StepRecord], *, is_append: bool) -> None:
+        first, last = records[0].step, records[-1].step
+        if not is_append:
+            # The stored step that now follows them has another one before it.
+            follower = self._session.scalars(
+                select(func.min(_TABLE.c.step)).where(
+                    _TABLE.c.attempt_id == attempt.id, _TABLE.c.step > last, _TABLE.c.rank == 0
+                )
+            ).one()
+            last = follower if follower is not None else last
+            records = [to_record(row) for row in self._rows(attempt.id, 0, first, last)]
+        before = self._session.execute(
+            select(*_named(COLUMNS))
+            .where(_TABLE.c.attempt_id == attempt.id, _TABLE.c.step < first, _TABLE.c.rank == 0)
+            .order_by(_TABLE.c.step.desc())
+            .limit(1)
+        ).one_or_none()
+        found = transitions(records, to_record(tuple(before)) if before is not None else None)
+        NonfiniteRepository(self._session).replace(attempt, found, first=first, last=None if is_append else last)
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    def page(self, run: Run, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> StepPage:
+        """Return steps start <= step < stop of the run's current record, at most `limit`.
+
+        Raises:
+            InvalidInput: a limit or bound out of range.
+        """
+        if not 1 <= limit <= MAX_PAGE:
+            raise InvalidInput(
+                f"limit={limit} is out of range", field="limit", value=limit, remedy=f"use 1 to {MAX_PAGE}"
+            )
+        rows = list(self._current(run, COLUMNS, start, stop, limit + 1))
+        steps = [CurrentStep(number, to_record(row)) for number, row in rows[:limit]]
+        return StepPage(steps, rows[limit][1][1] if len(rows) > limit else None)
+
+    def walk(self, run: Run, *, start: int = 0, stop: int | None = None, chunk: int = 5000) -> Iterator[CurrentStep]:
+        """Yield the same, all of it, a chunk in memory at a time."""
+        following: int | None = start
+        while following is not None:
+            page = self.page(run, start=following, stop=stop, limit=chunk)
+            yield from page.steps
+            following = page.next_start
+
+    def columns(
+        self, run: Run, names: Sequence[str] = SERIES_FIELDS, *, start: int = 0, stop: int | None = None
+    ) -> StepColumns:
+        """Return the run's current record as arrays.
+
+        Raises:
+            InvalidInput: a name that is no series.
+        """
+        for name in names:
+            if name not in SERIES_FIELDS:
+                raise InvalidInput(
+                    f"{name} is not a series of numbers",
+                    field="fields",
+                    value=name,
+                    remedy=f"use some of {', '.join(SERIES_FIELDS)}",
+                )
+        found = list(self._current(run, (*FLAG_COLUMNS, *names), start, stop, None))
+        return to_columns([row for _, row in found], names, [number for number, _ in found])
+
+    def parameter_norms(
+        self, run: Run, *, start: int = 0, stop: int | None = None, limit: int | None = None
+    ) -> list[tuple[int, bytes]]:
+        """Return (step, packed norms) of the run's current record; empty bytes where they were not measured."""
+        rows = self._current(run, ("step", "momentum_norms"), start, stop, limit)
+        return [(row[0], bytes(row[1] or b"")) for _, row in rows]
+
+    def _current(
+        self, run: Run, names: Sequence[str], start: int, stop: int | None, limit: int | None
+    ) -> Iterator[tuple[int, Row]]:
+        """Yield (attempt number, row) by step, the newest attempt's row of each.
+
+        Each attempt gives its own first `limit` rows, a range of the primary key; the first `limit` steps of all are
+        among them.
+        """
+        if not 0 <= start <= _MAX_STEP or (stop is not None and not 0 <= stop <= _MAX_STEP):
+            raise InvalidInput("start and stop are steps", field="start", value=start, remedy="use 0 or more")
+        attempts = self._session.execute(
+            select(Attempt.id, Attempt.number)
+            .where(Attempt.run_id == run.id, Attempt.stored_steps > 0, Attempt.next_step > start)
+            .order_by(Attempt.number)
+        ).all()
+        last = None if stop is None else stop - 1
+        place = names.index("step")
+        merged: list[tuple[int, Row]] = []
+        for attempt_id, number in attempts:
+            newer = [(number, row) for row in self._rows(attempt_id, 0, start, last, names, limit)]
+            if merged:
+                taken = {row[place] for _, row in newer}
+                newer.extend(pair for pair in merged if pair[1][place] not in taken)
+                newer.sort(key=lambda pair: pair[1][place])
+            merged = newer
+        yield from merged[:limit]
+
+    def _rows(
+        self,
+        attempt_id: int,
+        rank: int,
+        first: int,
+        last: int | None,
+        names: Sequence[str] = COLUMNS,
+        limit: int | None = None,
+    ) -> list[Row]:
+        table = _TABLE.c
+        query = select(*_named(names)).where(table.attempt_id == attempt_id, table.step >= first, table.rank == rank)
+        if last is not None:
+            query = query.where(table.step <= last)
+        rows = self._session.execute(query.order_by(table.step).limit(limit)).all()
+        return [tuple(row) for row in rows]
+
+
+def _named(names: Sequence[str]) -> list[Any]:
+    return [_TABLE.c[name] for name in names]
+
+
+def _refuse_foreign(attempt: Attempt, batch: StepBatch) -> None:
+    """Refuse a rank or step that the attempt's spec leaves no room for."""
+    run = attempt.run
+    if batch.rank >= run.world_size:
+        raise InvalidInput(
+            f"rank {batch.rank} does not exist at world_size={run.world_size}",
+            field="rank",
+            value=batch.rank,
+            remedy="send the rank that recorded the batch",
+        )
+    for record in batch.records:
+        if not attempt.first_step <= record.step < run.steps:
+            raise InvalidInput(
+                f"step {record.step} is none of this attempt's, which begins at {attempt.first_step} of {run.steps}",
+                field="step",
+                value=record.step,
+                remedy=f"send steps {attempt.first_step} to {run.steps - 1}",
+            )
+
+
+def _without_repeats(attempt: Attempt, rows: Sequence[Row]) -> list[Row]:
+    """Return the rows in step order, each once."""
+    by_step: dict[int, Row] = {}
+    for row in rows:
+        if by_step.setdefault(row[1], row) != row:
+            raise _content_conflict(attempt, row, by_step[row[1]])
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _content_conflict(attempt: Attempt, sent: Row, stored: Row) -> Conflict:
+    differing = [
+        name for name, one, other in zip(COLUMNS, sent, stored, strict=True) if one != other and name != "rank"
+    ]
+    return Conflict(
+        f"step {sent[1]} of {attempt.submission_id} is stored with another {' and '.join(differing)}",
+        field="step",
+        value=sent[1],
+        remedy="a record is never rewritten; find out which of the two is true",
+    )

@@ -1,0 +1,67 @@
+"""run_summary: what the run table reads of a run's record, kept current in the transaction that stores the steps."""
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from muonscope.contract.attempts import FinalState
+from muonscope.contract.telemetry import StepRecord
+from service.columns import FINITE, MINUS_INFINITY, NAN, PLUS_INFINITY
+from service.store.models import Run, RunSummary
+
+# The scalars that may be non-finite, in the order of their bits in the summary's mask.
+MASKED: Final = ("final_loss_scale", "last_loss", "last_momentum_norm", "max_weight_motion")
+_VALUES: Final = {NAN: math.nan, PLUS_INFINITY: math.inf, MINUS_INFINITY: -math.inf}
+
+
+def get_scalar(summary: RunSummary, name: str) -> float | None:
+    """Read one of MASKED as it was measured; None where it was not."""
+    kind = summary.nonfinite_mask >> 2 * MASKED.index(name) & 3
+    value: float | None = _VALUES[kind] if kind else getattr(summary, name)
+    return value
+
+
+def set_scalar(summary: RunSummary, name: str, value: float | None) -> None:
+    """Store one of MASKED, its kind in the mask where it is not finite."""
+    shift = 2 * MASKED.index(name)
+    kind = FINITE
+    if value is not None and not math.isfinite(value):
+        kind = NAN if math.isnan(value) else PLUS_INFINITY if value > 0 else MINUS_INFINITY
+    setattr(summary, name, None if kind else value)
+    summary.nonfinite_mask = (summary.nonfinite_mask or 0) & ~(3 << shift) | kind << shift
+
+
+def add_steps(summary: RunSummary, records: Sequence[StepRecord], superseded: Sequence[tuple[bool, bool]] = ()) -> None:
+    """Count new steps of the run's newest attempt.
+
+    Args:
+        summary: the run's.
+        records: rank 0's new records, in step order, none stored before by this attempt.
+        superseded: (overflow, discarded) of the rows of earlier attempts that they take the place of.
+    """
+    summary.steps += len(records) - len(superseded)
+    summary.overflows += sum(record.overflow for record in records) - sum(row[0] for row in superseded)
+    summary.discarded += sum(record.discarded for record in records) - sum(row[1] for row in superseded)
+    if summary.last_step is not None and records[-1].step < summary.last_step:
+        return
+    summary.last_step = records[-1].step
+    for name, field in (
+        ("final_loss_scale", "loss_scale_after"),
+        ("last_loss", "loss"),
+        ("last_momentum_norm", "momentum_norm"),
+    ):
+        newest = next((value for record in reversed(records) if (value := getattr(record, field)) is not None), None)
+        if newest is not None:
+            set_scalar(summary, name, newest)
+            if name == "last_momentum_norm":
+                summary.momentum_finite = math.isfinite(newest)
+
+
+def set_final_state(run: Run, final: FinalState) -> None:
+    """Keep what was measured at the end of the run's newest attempt."""
+    summary = run.summary
+    summary.parameters_moved = final.parameters_moved
+    summary.parameters_total = final.parameters_total
+    summary.muon_parameters_moved = final.muon_parameters_moved
+    summary.muon_parameters_total = final.muon_parameters_total
+    set_scalar(summary, "max_weight_motion", final.max_weight_motion)
