@@ -1,0 +1,311 @@
+"""ZeroMuon: Muon as an ordinary optimizer on ZeRO's flat fp32 partitions.
+
+DeepSpeed calls `step()` once per optimizer step and only after its own overflow check, with gradients accumulated,
+reduced, unscaled and clipped. So a discarded step never arrives here, and the momentum cannot absorb it: nothing is
+staged, no collective is added. In `step()`, for one partition at a time:
+
+1. momentum and Nesterov blend on this rank's shard: elementwise, float32, unscaled units, no traffic
+2. matrices that lie whole on this rank are orthogonalized here, same shapes in one batch
+3. the others travel to their owners, are orthogonalized there, and travel back as shards
+4. decoupled weight decay, learning rate
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from muon_core.errors import NotAttached, UnsupportedSetup
+from muon_core.muon import adamw_step_, apply_update_, new_adamw_state, orthogonalize_directions_, validate_settings
+from muon_core.newton_schulz import coefficient_schedule
+from muon_core.parameters import MatrixShape, Routed, build_param_groups, route_parameters
+from muon_core.zero.exchange import DEFAULT_BUCKET_ELEMENTS, Exchange, ExchangePlan, plan_exchange
+from muon_core.zero.layout import (
+    MOMENTUM_KEYS,
+    MomentumView,
+    Partition,
+    ViewCache,
+    ZeroPartitions,
+    partitions_of,
+    register_attachment,
+)
+from muon_core.zero.orderings import STEP_ORDERINGS, Group, Ordered, build_ordering
+from muon_core.zero.precision import StepHooks
+
+ClipScope = Literal["gradient"]
+
+
+class ZeroMuon(torch.optim.Optimizer):
+    """Muon for matrices and AdamW for the rest, on ZeRO partitions; made by `build_optimizer`, bound by `attach`."""
+
+    def __init__(
+        self,
+        params: Sequence[Mapping[str, Any]],
+        routed: Sequence[Routed],
+        *,
+        step_ordering: str = "ordered",
+        iteration_dtype: torch.dtype | None = None,
+        wire_dtype: torch.dtype | None = None,
+        bucket_elements: int = DEFAULT_BUCKET_ELEMENTS,
+    ) -> None:
+        super().__init__([dict(group) for group in params], {})
+        self.routed = list(routed)
+        self.step_ordering = step_ordering
+        self.iteration_dtype = iteration_dtype
+        self.bucket_elements = bucket_elements
+        self.ns_calls = 0
+        """Parameters orthogonalized on this rank so far."""
+        self.last_update_norm_squared: Tensor | None = None
+        """This rank's squared norm of the newest applied Muon update, before lr, on its device; None if none was."""
+        self.stage = 0
+        self.overflow_checks_added = 0
+        """All-reduces of ours a step: 1 where DeepSpeed was told to run no overflow check, else 0."""
+        self._wire_dtype = wire_dtype
+        self._matrices = {
+            id(parameter): matrices
+            for group in self.param_groups
+            for parameter, matrices in zip(group["params"], group.pop("matrices"), strict=True)
+        }
+        self._views = ViewCache()
+        self._ordering: Ordered | None = None
+        self._partitions: ZeroPartitions | None = None
+        self._exchange: Exchange | None = None
+        self._plans: dict[int, ExchangePlan] = {}
+
+    @property
+    def partitions(self) -> ZeroPartitions:
+        if self._partitions is None:
+            raise NotAttached(
+                "ZeroMuon is not attached: either DeepSpeed stepped it inside initialize, as it does at ZeRO stage 0 "
+                "and in its BF16_Optimizer (bf16, stage 1, fp32 gradient accumulation), or "
+                "muon_core.attach(engine, optimizer) was not called; use ZeRO stage 1, 2 or 3 and attach after "
+                "deepspeed.initialize"
+            )
+        return self._partitions
+
+    @property
+    def ordering(self) -> Ordered:
+        assert self._ordering is not None
+        return self._ordering
+
+    @property
+    def exchange(self) -> Exchange:
+        assert self._exchange is not None
+        return self._exchange
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step every partition whose gradient is set; called by DeepSpeed, once per partition."""
+        partitions = self.partitions
+        for group in self.param_groups:
+            for flat in group["params"]:
+                if flat.grad is None:
+                    continue
+                if group["route"] == "muon":
+                    self._muon_step(partitions.of_flat(flat), group, flat)
+                else:
+                    adamw_step_(flat, flat.grad, self.state[flat], group)
+        return None
+
+    def _muon_step(self, partition: Partition, group: Group, flat: Tensor) -> None:
+        assert flat.grad is not None
+        update = self.ordering.take_update(partition, flat.grad)
+        norm_squared = torch.linalg.vector_norm(update).square()
+        previous = self.last_update_norm_squared
+        self.last_update_norm_squared = norm_squared if previous is None else previous + norm_squared
+        apply_update_(flat, update, lr=group["lr"], weight_decay=group["weight_decay"])
+
+    def orthogonalize_shards_(self, partition: Partition, group: Group, shard: Tensor) -> None:
+        """Turn a partition's shard of blended directions into its shard of updates; collective where any travels."""
+        plan, rank = self._plans[partition.number], self.partitions.rank
+        here = []
+        for position in plan.whole[rank]:
+            fragment = partition.parameters[position].fragments[rank]
+            here.append((position, shard.narrow(0, fragment.offset, fragment.numel)))
+        self._orthogonalize_(partition, group, here)
+        for chunk in plan.chunks:
+            whole = self.exchange.to_owners(chunk, partition.parameters, shard)
+            self._orthogonalize_(partition, group, list(whole.items()))
+            self.exchange.from_owners(chunk, partition.parameters, whole, shard)
+
+    def _orthogonalize_(self, partition: Partition, group: Group, items: Sequence[tuple[int, Tensor]]) -> None:
+        shapes = [_matrices_of(partition, position) for position, _ in items]
+        orthogonalize_directions_(
+            [direction for _, direction in items],
+            shapes,
+            ns_method=group["ns_method"],
+            ns_steps=group["ns_steps"],
+            iteration_dtype=self.iteration_dtype,
+            max_elements=self.bucket_elements,
+        )
+        self.ns_calls += len(items)
+
+    def group_of(self, partition: Partition) -> Group:
+        return self.param_groups[partition.group_index]
+
+    def momentum_of(self, partition: Partition) -> Tensor:
+        return self.state[self.partitions.flat(partition)]["momentum_buffer"]
+
+    def momentum_views(self) -> list[MomentumView]:
+        partitions = self.partitions
+        buffers = [self._momentum_buffer(partition) for partition in partitions.partitions]
+        return self._views.views(buffers, lambda: self._make_views(buffers))
+
+    def _momentum_buffer(self, partition: Partition) -> Tensor | None:
+        key = MOMENTUM_KEYS[self.group_of(partition)["route"]]
+        return self.state[self.partitions.flat(partition)].get(key)
+
+    def _make_views(self, buffers: Sequence[Tensor | None]) -> list[MomentumView]:
+        views = []
+        for partition, buffer in zip(self.partitions.partitions, buffers, strict=True):
+            for parameter in partition.parameters:
+                fragment = parameter.fragments[self.partitions.rank]
+                if buffer is not None and fragment.numel:
+                    view = buffer.narrow(0, fragment.offset, fragment.numel)
+                    views.append(MomentumView(parameter.index, view, self.group_of(partition)["route"]))
+        return sorted(views, key=lambda view: view.parameter_index)
+
+    def before_check(self) -> None:
+        self.last_update_norm_squared = None
+        with torch.no_grad():
+            self.ordering.before_check()
+
+    def after_step(self, overflow: bool) -> None:
+        with torch.no_grad():
+            self.ordering.after_step(overflow)
+
+    def bind(self, engine: Any) -> None:
+        """Take over an engine's partitions; `attach` calls it on every rank."""
+        partitions = partitions_of(engine, dict(self._matrices))
+        tagged = [name for name, parameter in engine.module.named_parameters() if getattr(parameter, "use_muon", False)]
+        if tagged:
+            raise UnsupportedSetup(
+                f"{len(tagged)} parameters carry DeepSpeed's use_muon tag (first: {tagged[0]}), so DeepSpeed would run "
+                "its own Muon on them too",
+                "remove the tag; route with name patterns instead",
+            )
+        self._partitions, self.stage = partitions, partitions.stage
+        wire_dtype = self._wire_dtype or engine._config.communication_data_type or torch.float32
+        self._exchange = Exchange(partitions.process_group, wire_dtype)
+        for partition in partitions.partitions:
+            flat, group = partitions.flat(partition), self.group_of(partition)
+            if group["route"] == "muon":
+                self._plans[partition.number] = plan_exchange(
+                    partition.parameters, partitions.world_size, self.bucket_elements
+                )
+                self.state[flat] = {"momentum_buffer": torch.zeros_like(flat, requires_grad=False)}
+            else:
+                self.state[flat] = new_adamw_state(flat.detach())
+        zero = engine.optimizer
+        if partitions.stage < 3 and not zero.check_grad_overflow:
+            # DeepSpeed looks at the norm instead, except in bf16 or where it computes none: run its check after all.
+            looks_at_norm = zero.compute_grad_norm and zero.dtype != torch.bfloat16
+            zero.check_grad_overflow = not looks_at_norm
+            self.overflow_checks_added = int(not looks_at_norm)
+        self._ordering = build_ordering(self.step_ordering, self)
+        StepHooks(zero, self, hold_scale=True)
+
+
+def build_optimizer(
+    model: nn.Module,
+    *,
+    lr: float = 0.02,
+    momentum: float = 0.95,
+    weight_decay: float = 0.0,
+    nesterov: bool = True,
+    ns_method: str = "gram",
+    ns_steps: int = 5,
+    adam: Mapping[str, Any] | None = None,
+    step_ordering: str = "ordered",
+    clip_scope: ClipScope = "gradient",
+    muon_patterns: Sequence[str] = (),
+    adamw_patterns: Sequence[str] = (),
+    iteration_dtype: torch.dtype | None = None,
+    wire_dtype: torch.dtype | None = None,
+    bucket_elements: int = DEFAULT_BUCKET_ELEMENTS,
+) -> ZeroMuon:
+    """Build the optimizer to hand to `deepspeed.initialize(model=model, optimizer=…)`; then call `attach`.
+
+    DeepSpeed's config must say `"zero_allow_untested_optimizer": true`, and should say `"gradient_clipping"`: its
+    default is 1.0, not off.
+
+    Args:
+        model: on every rank the same.
+        lr, momentum, weight_decay, nesterov, ns_method, ns_steps: Muon's, see `muon_core.Muon`.
+        adam: AdamW's `lr`, `betas`, `eps`, `weight_decay`; what is missing is Muon's lr and weight decay, and torch's
+            betas and eps.
+        step_ordering: when the momentum moves; all but `ordered` exist to be compared with it.
+        clip_scope: what `gradient_clipping` measures and scales.
+        muon_patterns, adamw_patterns: name patterns that override the routing rules.
+        iteration_dtype: of Newton-Schulz; None chooses by device.
+        wire_dtype: of matrices that travel between ranks; None takes the config's `communication_data_type` if it
+            sets one, else float32, which keeps all stages equal bit for bit.
+        bucket_elements: bounds a chunk of travelling matrices and a batch of orthogonalized ones.
+    Raises:
+        ValueError: a setting out of range, or nothing to train.
+    """
+    validate_settings(lr=lr, momentum=momentum, weight_decay=weight_decay)
+    coefficient_schedule(ns_method, ns_steps)
+    if step_ordering not in STEP_ORDERINGS:
+        raise ValueError(f"step_ordering={step_ordering!r} is unknown; choose one of {', '.join(STEP_ORDERINGS)}")
+    if clip_scope != "gradient":
+        raise ValueError(f"clip_scope={clip_scope!r} is not available; choose gradient")
+    if bucket_elements < 1:
+        raise ValueError(f"bucket_elements={bucket_elements} must be at least 1")
+    adam_settings = {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": weight_decay, **(adam or {})}
+    unknown = set(adam_settings) - {"lr", "betas", "eps", "weight_decay"}
+    if unknown:
+        raise ValueError(f"adam has unknown settings {sorted(unknown)}; lr, betas, eps and weight_decay are known")
+    validate_settings(lr=adam_settings["lr"], momentum=momentum, weight_decay=adam_settings["weight_decay"])
+    routed = route_parameters(model, muon=muon_patterns, adamw=adamw_patterns)
+    muon_settings = {
+        "lr": lr,
+        "momentum": momentum,
+        "weight_decay": weight_decay,
+        "nesterov": nesterov,
+        "ns_method": ns_method,
+        "ns_steps": ns_steps,
+    }
+    return ZeroMuon(
+        build_param_groups(model, routed, muon_settings, adam_settings),
+        routed,
+        step_ordering=step_ordering,
+        iteration_dtype=iteration_dtype,
+        wire_dtype=wire_dtype,
+        bucket_elements=bucket_elements,
+    )
+
+
+def attach(engine: Any, optimizer: ZeroMuon) -> None:
+    """Bind the optimizer to its engine's ZeRO partitions, right after `deepspeed.initialize`.
+
+    Collective: every rank must call it. If any rank refuses, all do.
+
+    Raises:
+        UnsupportedSetup: an engine whose partitions or checks are not what the step needs; nothing has been trained.
+    """
+    refusal: UnsupportedSetup | None = None
+    digest = ""
+    try:
+        optimizer.bind(engine)
+        digest = optimizer.partitions.digest()
+    except UnsupportedSetup as error:
+        refusal = error
+    said: list[tuple[str, str, str] | None] = [None] * dist.get_world_size()
+    mine = (digest, "", "") if refusal is None else ("", refusal.reason, refusal.remedy)
+    dist.all_gather_object(said, mine)
+    for rank, answer in enumerate(said):
+        assert answer is not None
+        if answer[1]:
+            raise refusal or UnsupportedSetup(f"rank {rank}: {answer[1]}", answer[2])
+    if len({answer[0] for answer in said if answer is not None}) != 1:
+        raise UnsupportedSetup("the ranks do not hold the same parameters", "build the same model on every rank")
+    register_attachment(engine, optimizer)
+
+
+def _matrices_of(partition: Partition, position: int) -> MatrixShape:
+    matrices = partition.parameters[position].matrices
+    assert matrices is not None
+    return matrices
