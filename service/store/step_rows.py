@@ -17,7 +17,7 @@ COLUMNS: Final = (
 )  # fmt: skip
 KEY_WIDTH: Final = 3
 
-Row = tuple[Any, ...]
+Row = Sequence[Any]
 
 _scalars_of = attrgetter(*SCALARS)
 _counts_of = attrgetter(*COUNTS)

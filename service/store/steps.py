@@ -6,6 +6,7 @@ says the same in SQL). Readers take rank 0's rows.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Final
 
 from sqlalchemy import func, select
@@ -67,22 +68,26 @@ class StepRepository:
             Conflict: a step is stored with other content, or given twice with two contents.
         """
         _refuse_foreign(attempt, batch)
-        rows = _without_repeats(attempt, to_rows(attempt.id, batch.rank, batch.records))
-        if not rows:
-            return Stored(0, 0, self._next_step(attempt, batch.rank))
-        first, last = rows[0][1], rows[-1][1]
         expected = self._next_step(attempt, batch.rank)
+        if not batch.records:
+            return Stored(0, 0, expected)
+        records = sorted(batch.records, key=attrgetter("step"))
+        rows = to_rows(attempt.id, batch.rank, records)
+        first, last = records[0].step, records[-1].step
         known = {row[1]: row for row in self._rows(attempt.id, batch.rank, first, last)} if first < expected else {}
-        new = [row for row in rows if row[1] not in known]
-        for row in rows:
-            if row[1] in known and row[KEY_WIDTH:] != known[row[1]][KEY_WIDTH:]:
-                raise _content_conflict(attempt, row, known[row[1]])
+        new: list[tuple[StepRecord, Row]] = []
+        for record, row in zip(records, rows, strict=True):
+            earlier = known.get(record.step)
+            if earlier is None:
+                known[record.step] = row
+                new.append((record, row))
+            elif row[KEY_WIDTH:] != tuple(earlier[KEY_WIDTH:]):
+                raise _content_conflict(attempt, row, earlier)
         if new:
-            self._write(new)
+            self._write([row for _, row in new])
             if batch.rank == 0:
-                self._follow_up(attempt, new, expected)
-        next_step = max(expected, last + 1)
-        return Stored(len(batch.records), len(new), next_step)
+                self._follow_up(attempt, [record for record, _ in new], expected)
+        return Stored(len(batch.records), len(new), max(expected, last + 1))
 
     def _next_step(self, attempt: Attempt, rank: int) -> int:
         if rank == 0:
@@ -105,8 +110,7 @@ class StepRepository:
             for row in rows:
                 copy.write_row(row)
 
-    def _follow_up(self, attempt: Attempt, new: Sequence[Row], expected: int) -> None:
-        records = [to_record(row) for row in new]
+    def _follow_up(self, attempt: Attempt, records: Sequence[StepRecord], expected: int) -> None:
         first, last = records[0].step, records[-1].step
         self._tell_gaps(attempt, records, expected)
         add_steps(attempt.run.summary, records, self._superseded(attempt, records))
@@ -163,7 +167,7 @@ class StepRepository:
             .order_by(_TABLE.c.step.desc())
             .limit(1)
         ).one_or_none()
-        found = transitions(records, to_record(tuple(before)) if before is not None else None)
+        found = transitions(records, to_record(before) if before is not None else None)
         NonfiniteRepository(self._session).replace(attempt, found, first=first, last=None if is_append else last)
 
     # -- reading ----------------------------------------------------------------------------------------------------
@@ -251,13 +255,12 @@ class StepRepository:
         last: int | None,
         names: Sequence[str] = COLUMNS,
         limit: int | None = None,
-    ) -> list[Row]:
+    ) -> Sequence[Row]:
         table = _TABLE.c
         query = select(*_named(names)).where(table.attempt_id == attempt_id, table.step >= first, table.rank == rank)
         if last is not None:
             query = query.where(table.step <= last)
-        rows = self._session.execute(query.order_by(table.step).limit(limit)).all()
-        return [tuple(row) for row in rows]
+        return self._session.execute(query.order_by(table.step).limit(limit)).all()
 
 
 def _named(names: Sequence[str]) -> list[Any]:
@@ -282,15 +285,6 @@ def _refuse_foreign(attempt: Attempt, batch: StepBatch) -> None:
                 value=record.step,
                 remedy=f"send steps {attempt.first_step} to {run.steps - 1}",
             )
-
-
-def _without_repeats(attempt: Attempt, rows: Sequence[Row]) -> list[Row]:
-    """Return the rows in step order, each once."""
-    by_step: dict[int, Row] = {}
-    for row in rows:
-        if by_step.setdefault(row[1], row) != row:
-            raise _content_conflict(attempt, row, by_step[row[1]])
-    return [by_step[step] for step in sorted(by_step)]
 
 
 def _content_conflict(attempt: Attempt, sent: Row, stored: Row) -> Conflict:
