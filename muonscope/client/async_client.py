@@ -1,0 +1,290 @@
+"""The asynchronous client: the same calls and rules, awaited."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+import httpx
+
+from muonscope.client import calls
+from muonscope.client.calls import Call, Spec
+from muonscope.client.exchange import (
+    DEFAULT_RETRIES,
+    TIMEOUT,
+    Pause,
+    build_request,
+    exchange,
+    read_problem,
+    unreachable,
+)
+from muonscope.client.models import Event, Experiment, Page, Parameter, ParameterStep, Run, Series, Step
+from muonscope.client.settings import ClientSettings, checked_url, request_headers
+from muonscope.client.streams import DEFAULT_PATIENCE_S, POLL_S, EventDecoder, Patience
+from muonscope.errors import ServiceFailed, ServiceUnreachable
+
+Answer = TypeVar("Answer")
+
+
+class _Finishes(Protocol):
+    @property
+    def is_finished(self) -> bool: ...
+
+
+Watched = TypeVar("Watched", bound=_Finishes)
+
+
+class AsyncClient:
+    """Talk to a Muonscope service.
+
+        async with AsyncClient() as muonscope:
+            run = await muonscope.runs.submit(RunSpec(name="first", steps=10))
+            async for state in muonscope.runs.watch(run.id):
+                print(state.status, state.summary.steps)
+
+    Args:
+        url: address of the service; by default `MUONSCOPE_URL`, else http://127.0.0.1:8800.
+        token: bearer token; by default `MUONSCOPE_TOKEN`.
+        retries: how often a call that may be repeated is sent again after it failed on the way.
+        transport: an httpx transport, for tests and unusual routes.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        token: str | None = None,
+        retries: int = DEFAULT_RETRIES,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        settings = ClientSettings()
+        self.url = checked_url(url or settings.url)
+        self._retries = retries
+        self._http = httpx.AsyncClient(
+            base_url=self.url, headers=request_headers(settings, token), timeout=TIMEOUT, transport=transport
+        )
+        self.runs = AsyncRuns(self)
+        self.experiments = AsyncExperiments(self)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def compare(self, run_a: str, run_b: str) -> dict[str, Any]:
+        """Compare two runs: what differs in their specs, and where their records part."""
+        return await self.send(calls.compare_runs(run_a, run_b))
+
+    async def cluster(self) -> dict[str, Any]:
+        """Describe the nodes and resources that runs are placed on."""
+        return await self.send(calls.get_cluster())
+
+    async def readiness(self) -> dict[str, Any]:
+        """Answer when the service can take runs; raises ServiceFailed with the reason when it cannot."""
+        return await self.send(calls.get_readiness())
+
+    async def health(self) -> dict[str, Any]:
+        """Answer when the service is alive."""
+        return await self.send(calls.get_health())
+
+    def events(self, *, after: str | None = None, patience_s: float = DEFAULT_PATIENCE_S) -> AsyncIterator[Event]:
+        """Follow every run's changes; takes a broken stream up where it stood. Ends only by an error."""
+        return self.stream(None, after, patience_s)
+
+    async def send(self, call: Call[Answer]) -> Answer:
+        """Carry out one call: what every method here comes down to."""
+        steps = exchange(call, self._http, self._retries)
+        outcome: httpx.Response | httpx.TransportError | None = None
+        try:
+            while True:
+                action = steps.send(outcome)
+                outcome = None
+                if isinstance(action, Pause):
+                    await asyncio.sleep(action.seconds)
+                    continue
+                try:
+                    outcome = await self._http.send(action.request)
+                except httpx.TransportError as error:
+                    outcome = error
+        except StopIteration as finished:
+            answer: Answer = finished.value
+            return answer
+
+    async def stream(self, run_id: str | None, after: str | None, patience_s: float) -> AsyncIterator[Event]:
+        """Yield a stream's events, connecting again after `after` or the last one seen whenever it breaks."""
+        patience = Patience(patience_s, last_id=after)
+        while True:
+            failure: Exception | None = None
+            try:
+                async for event in self._read_stream(run_id, patience):
+                    patience.note_event(event)
+                    yield event
+            except (ServiceUnreachable, ServiceFailed) as error:
+                failure = error
+            if failure is None and run_id is not None and (await self.runs.get(run_id)).is_finished:
+                return
+            await self._wait(patience, failure)
+
+    async def poll(self, call: Call[Watched], every_s: float, patience_s: float) -> AsyncIterator[Watched]:
+        """Yield each changed answer of a call until it says that it is finished."""
+        patience, seen = Patience(patience_s), None
+        while True:
+            try:
+                answer = await self.send(call)
+            except (ServiceUnreachable, ServiceFailed) as error:
+                await self._wait(patience, error)
+                continue
+            patience.note_answer()
+            if answer != seen:
+                yield answer
+            if answer.is_finished:
+                return
+            seen = answer
+            await asyncio.sleep(every_s)
+
+    async def _read_stream(self, run_id: str | None, patience: Patience) -> AsyncIterator[Event]:
+        request = build_request(calls.stream_events(run_id), self._http)
+        request.headers.update(patience.headers())
+        decoder = EventDecoder()
+        try:
+            response = await self._http.send(request, stream=True)
+            try:
+                if not response.is_success:
+                    await response.aread()
+                    raise read_problem(response)
+                async for line in response.aiter_lines():
+                    event = decoder.feed(line)
+                    if event is not None:
+                        yield event
+            finally:
+                await response.aclose()
+        except httpx.TransportError as error:
+            raise unreachable(request, error) from error
+
+    async def _wait(self, patience: Patience, failure: Exception | None) -> None:
+        pause_s = patience.decide_pause(time.monotonic())
+        if pause_s is None:
+            raise failure or ServiceUnreachable(self.url, f"its stream kept ending for {patience.limit_s:g} s")
+        await asyncio.sleep(pause_s)
+
+
+class AsyncRuns:
+    """`client.runs`: everything about single runs."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def submit(self, spec: Spec, *, idempotency_key: str | None = None) -> Run:
+        """Queue a run. Sent again after a failure on the way, with the same key, it stays one run."""
+        return await self._client.send(calls.submit_run(spec, idempotency_key))
+
+    async def get(self, run_id: str) -> Run:
+        return await self._client.send(calls.get_run(run_id))
+
+    async def page(
+        self,
+        query: str | None = None,
+        *,
+        sort: str | None = None,
+        cursor: str | int | None = None,
+        limit: int | None = None,
+    ) -> Page[Run]:
+        """Return one page of runs, newest first unless `sort` says otherwise."""
+        return await self._client.send(calls.list_runs(query, sort, cursor, limit))
+
+    async def list(self, query: str | None = None, *, sort: str | None = None) -> AsyncIterator[Run]:
+        """Iterate over all runs, page by page."""
+        cursor: str | int | None = None
+        while True:
+            page = await self.page(query, sort=sort, cursor=cursor)
+            for item in page.items:
+                yield item
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    async def stop(self, run_id: str) -> Run:
+        """Ask for a run's end; its GPUs are free a moment later."""
+        return await self._client.send(calls.stop_run(run_id))
+
+    async def retry(self, run_id: str) -> Run:
+        return await self._client.send(calls.retry_run(run_id))
+
+    async def clone(self, run_id: str) -> Run:
+        return await self._client.send(calls.clone_run(run_id))
+
+    async def steps(self, run_id: str, *, start: int = 0, stop: int | None = None) -> AsyncIterator[Step]:
+        """Iterate over the recorded steps from `start` to before `stop`, exact, page by page."""
+        position: int | None = start
+        while position is not None:
+            page = await self._client.send(calls.list_steps(run_id, position, stop))
+            for item in page.items:
+                yield item
+            position = None if page.next_cursor is None else int(page.next_cursor)
+
+    async def series(self, run_id: str, fields: Sequence[str], *, max_points: int = 1000) -> Series:
+        """Return columns for a chart, thinned to `max_points`."""
+        return await self._client.send(calls.get_series(run_id, fields, max_points))
+
+    async def parameters(self, run_id: str) -> Sequence[Parameter]:
+        return (await self._client.send(calls.list_parameters(run_id))).items
+
+    async def parameter_steps(self, run_id: str, index: int) -> Sequence[ParameterStep]:
+        return (await self._client.send(calls.list_parameter_steps(run_id, index))).items
+
+    async def history(self, run_id: str) -> Sequence[dict[str, Any]]:
+        """Return every status change of a run."""
+        return await self._client.send(calls.list_events(run_id))
+
+    def events(
+        self, run_id: str, *, after: str | None = None, patience_s: float = DEFAULT_PATIENCE_S
+    ) -> AsyncIterator[Event]:
+        """Follow one run's events to its end; takes a broken stream up where it stood."""
+        return self._client.stream(run_id, after, patience_s)
+
+    def watch(
+        self, run_id: str, *, every_s: float = POLL_S, patience_s: float = DEFAULT_PATIENCE_S
+    ) -> AsyncIterator[Run]:
+        """Yield the run whenever it changed, until it is finished; outlives a restart of the service."""
+        return self._client.poll(calls.get_run(run_id), every_s, patience_s)
+
+    async def logs(self, run_id: str) -> str:
+        return await self._client.send(calls.get_logs(run_id))
+
+
+class AsyncExperiments:
+    """`client.experiments`: questions, and the runs that answer them."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def create(self, name: str, base: Spec, matrix: Mapping[str, Sequence[Any]]) -> Experiment:
+        """Queue one run for every combination of the matrix's values."""
+        return await self._client.send(calls.create_experiment(name, base, matrix))
+
+    async def create_builtin(self, name: str, **options: Any) -> Experiment:
+        """Queue the runs of an experiment that the service knows by name."""
+        return await self._client.send(calls.create_builtin_experiment(name, options))
+
+    async def list(self) -> Sequence[Experiment]:
+        return await self._client.send(calls.list_experiments())
+
+    async def get(self, experiment_id: str) -> Experiment:
+        return await self._client.send(calls.get_experiment(experiment_id))
+
+    def watch(
+        self, experiment_id: str, *, every_s: float = POLL_S, patience_s: float = DEFAULT_PATIENCE_S
+    ) -> AsyncIterator[Experiment]:
+        """Yield the experiment whenever it changed, until all its runs are finished."""
+        return self._client.poll(calls.get_experiment(experiment_id), every_s, patience_s)
+
+    async def table(self, experiment_id: str, form: str = "md") -> str:
+        """Return the result as text: `md` or `csv`."""
+        return await self._client.send(calls.get_experiment_table(experiment_id, form))

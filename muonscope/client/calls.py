@@ -1,0 +1,186 @@
+"""Every request of the API as a value: what to send, whether it may be sent twice, how to read the answer.
+
+Both clients carry these out; neither knows a path, a key or a parameter of its own.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+from uuid import uuid4
+
+from pydantic import BaseModel
+
+from muonscope.client.models import (
+    Event,
+    Experiment,
+    Page,
+    Parameter,
+    ParameterStep,
+    Run,
+    Series,
+    Step,
+)
+from muonscope.contract.run_spec import RunSpec
+
+Answer = TypeVar("Answer")
+Model = TypeVar("Model", bound=BaseModel)
+
+Spec = RunSpec | Mapping[str, Any]
+"""A RunSpec, or the JSON of one: the service validates it either way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[Answer]):
+    """One request and the reading of its answer."""
+
+    method: str
+    path: str
+    parse: Callable[[Any], Answer]
+    """Takes the decoded JSON, or the text where `is_text`."""
+    params: Mapping[str, str | int] = field(default_factory=dict)
+    body: Any = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    is_repeatable: bool = True
+    """Whether sending it twice has the effect of sending it once."""
+    is_text: bool = False
+
+
+def submit_run(spec: Spec, idempotency_key: str | None = None) -> Call[Run]:
+    return Call(
+        "POST",
+        "/runs",
+        Run.model_validate,
+        body=_json_of(spec),
+        headers={"Idempotency-Key": idempotency_key or str(uuid4())},
+    )
+
+
+def get_run(run_id: str) -> Call[Run]:
+    return Call("GET", f"/runs/{_segment(run_id)}", Run.model_validate)
+
+
+def list_runs(
+    query: str | None = None, sort: str | None = None, cursor: str | int | None = None, limit: int | None = None
+) -> Call[Page[Run]]:
+    params = _given(q=query, sort=sort, cursor=cursor, limit=limit)
+    return Call("GET", "/runs", _page_of(Run, "runs"), params=params)
+
+
+def stop_run(run_id: str) -> Call[Run]:
+    return Call("POST", f"/runs/{_segment(run_id)}/stop", Run.model_validate)
+
+
+def retry_run(run_id: str) -> Call[Run]:
+    return Call("POST", f"/runs/{_segment(run_id)}/retry", Run.model_validate, is_repeatable=False)
+
+
+def clone_run(run_id: str) -> Call[Run]:
+    return Call("POST", f"/runs/{_segment(run_id)}/clone", Run.model_validate, is_repeatable=False)
+
+
+def list_steps(
+    run_id: str, start: int | None = None, stop: int | None = None, limit: int | None = None
+) -> Call[Page[Step]]:
+    params = _given(start=start, stop=stop, limit=limit)
+    parse = _page_of(Step, "steps", cursor_key="next_start")
+    return Call("GET", f"/runs/{_segment(run_id)}/steps", parse, params=params)
+
+
+def get_series(run_id: str, fields: Sequence[str], max_points: int) -> Call[Series]:
+    params = _given(max_points=max_points, fields=",".join(fields) or None)
+    return Call("GET", f"/runs/{_segment(run_id)}/steps", Series.model_validate, params=params)
+
+
+def list_parameters(run_id: str) -> Call[Page[Parameter]]:
+    return Call("GET", f"/runs/{_segment(run_id)}/parameters", _page_of(Parameter, "parameters"))
+
+
+def list_parameter_steps(run_id: str, index: int) -> Call[Page[ParameterStep]]:
+    path = f"/runs/{_segment(run_id)}/parameters/{index}/steps"
+    return Call("GET", path, _page_of(ParameterStep, "steps"))
+
+
+def list_events(run_id: str) -> Call[list[dict[str, Any]]]:
+    return Call("GET", f"/runs/{_segment(run_id)}/events", lambda answer: [dict(event) for event in answer["events"]])
+
+
+def stream_events(run_id: str | None) -> Call[Event]:
+    """A run's events as they come; every run's where `run_id` is None."""
+    path = "/events" if run_id is None else f"/runs/{_segment(run_id)}/events"
+    return Call("GET", path, Event.model_validate, headers={"Accept": "text/event-stream"})
+
+
+def get_logs(run_id: str) -> Call[str]:
+    return Call("GET", f"/runs/{_segment(run_id)}/logs", str, is_text=True)
+
+
+def compare_runs(run_a: str, run_b: str) -> Call[dict[str, Any]]:
+    return Call("GET", "/compare", dict, params={"a": run_a, "b": run_b})
+
+
+def create_experiment(name: str, base: Spec, matrix: Mapping[str, Sequence[Any]]) -> Call[Experiment]:
+    body = {"name": name, "base": _json_of(base), "matrix": {key: list(values) for key, values in matrix.items()}}
+    return _create_experiment(body)
+
+
+def create_builtin_experiment(name: str, options: Mapping[str, Any]) -> Call[Experiment]:
+    return _create_experiment({"builtin": name, **options})
+
+
+def _create_experiment(body: dict[str, Any]) -> Call[Experiment]:
+    return Call("POST", "/experiments", Experiment.model_validate, body=body, is_repeatable=False)
+
+
+def list_experiments() -> Call[list[Experiment]]:
+    return Call(
+        "GET", "/experiments", lambda answer: [Experiment.model_validate(each) for each in answer["experiments"]]
+    )
+
+
+def get_experiment(experiment_id: str) -> Call[Experiment]:
+    return Call("GET", f"/experiments/{_segment(experiment_id)}", Experiment.model_validate)
+
+
+def get_experiment_table(experiment_id: str, form: str) -> Call[str]:
+    return Call("GET", f"/experiments/{_segment(experiment_id)}.{form}", str, is_text=True)
+
+
+def get_cluster() -> Call[dict[str, Any]]:
+    return Call("GET", "/cluster", dict)
+
+
+def get_readiness() -> Call[dict[str, Any]]:
+    return Call("GET", "/readyz", dict)
+
+
+def get_health() -> Call[dict[str, Any]]:
+    return Call("GET", "/healthz", dict)
+
+
+def _json_of(spec: Spec) -> dict[str, Any]:
+    if not isinstance(spec, RunSpec):
+        return dict(spec)
+    # Only what was said: the service tells a default from a choice, and fills in its own defaults.
+    said: dict[str, Any] = spec.model_dump(mode="json", exclude_unset=True)
+    if "task" in said:
+        said["task"]["name"] = spec.task.name
+    return said
+
+
+def _segment(identifier: str) -> str:
+    """Quote an opaque id, so that it stays one segment of the path whatever it holds."""
+    if identifier in ("", ".", ".."):
+        raise ValueError(f"{identifier!r} is not an id; `muonscope ls` shows them")
+    return quote(identifier, safe="")
+
+
+def _given(**params: str | int | None) -> dict[str, str | int]:
+    return {key: value for key, value in params.items() if value is not None}
+
+
+def _page_of(model: type[Model], key: str, cursor_key: str = "next_cursor") -> Callable[[Any], Page[Model]]:
+    def parse(answer: Any) -> Page[Model]:
+        return Page([model.model_validate(item) for item in answer[key]], answer.get(cursor_key))
+
+    return parse

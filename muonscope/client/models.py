@@ -1,0 +1,180 @@
+"""What the service answers, typed. Unknown keys are ignored, so that a newer service can be read."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from muonscope.contract.attempts import Failure, Number, ParameterFact
+from muonscope.contract.run_spec import RunSpec
+from muonscope.contract.status import AttemptStatus, RunStatus, Verdict
+
+Item = TypeVar("Item")
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+
+
+class RunFailure(Failure):
+    """Why a run or an attempt failed."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class RunVerdict(_Answer):
+    """What a run's record proves, with the evidence."""
+
+    name: Verdict
+    step: int | None = None
+    """The step the verdict hangs on; null where it is about the whole run."""
+    parameter: str | None = None
+    evidence: Any = None
+
+
+class Summary(_Answer):
+    """A run in one line; null means not measured."""
+
+    steps: int | None = None
+    applied: int | None = None
+    discarded: int | None = None
+    overflows: int | None = None
+    final_loss_scale: Number | None = None
+    parameters_moved: int | None = None
+    parameters_total: int | None = None
+    momentum_finite: bool | None = None
+    max_weight_motion: Number | None = None
+    """Largest 2-norm of (w - w0) over Muon-routed parameters."""
+    last_loss: Number | None = None
+    last_momentum_norm: Number | None = None
+
+
+class Attempt(_Answer):
+    """One execution of a run: one Ray job."""
+
+    id: str
+    number: int
+    status: AttemptStatus
+    failure: RunFailure | None = None
+    phases: dict[str, float] = Field(default_factory=dict)
+    """Unix seconds at which each phase ended."""
+    ranks: list[dict[str, Any]] = Field(default_factory=list)
+    environment: dict[str, Any] = Field(default_factory=dict)
+    created_at: datetime | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    first_step: int | None = None
+    declared_steps: int | None = None
+    stored_steps: int | None = None
+
+
+class Run(_Answer):
+    """One run: its spec, where it stands, and what its record shows."""
+
+    id: str
+    name: str
+    spec: dict[str, Any]
+    fingerprint: str
+    status: RunStatus
+    waiting_reason: str | None = None
+    queue_position: int | None = None
+    failure: RunFailure | None = None
+    verdict: RunVerdict | None = None
+    findings: list[Any] = Field(default_factory=list)
+    attempts: list[Attempt] = Field(default_factory=list)
+    summary: Summary = Summary()
+    experiment_id: str | None = None
+    tags: list[str] = Field(default_factory=list)
+    created_at: datetime | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status.is_terminal
+
+    def run_spec(self) -> RunSpec:
+        """Parse the spec: fails only where a newer service knows fields that this version does not."""
+        return RunSpec.model_validate(self.spec)
+
+
+class Step(_Answer):
+    """One attempted optimizer step, exact; null means not measured, which is neither zero nor NaN."""
+
+    step: int
+    attempt: int | None = None
+    overflow: bool
+    discarded: bool
+    loss_scale_before: Number | None = None
+    loss_scale_after: Number | None = None
+    loss: Number | None = None
+    lr: Number | None = None
+    grad_norm: Number | None = None
+    update_norm: Number | None = None
+    momentum_norm: Number | None = None
+    nonfinite_parameters: int | None = None
+    ns_calls: int | None = None
+    step_time_s: Number | None = None
+    largest_parameter: int | str | None = None
+    tokens: int | None = None
+
+
+class ParameterStep(_Answer):
+    """One parameter's momentum norm after a step."""
+
+    step: int
+    momentum_norm: Number | None = None
+
+
+class Parameter(ParameterFact):
+    """A parameter and the optimizer that takes it, with the reason."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Table(_Answer):
+    """An experiment's result, one row a run."""
+
+    columns: list[Any] = Field(default_factory=list)
+    rows: list[Any] = Field(default_factory=list)
+
+
+class Experiment(_Answer):
+    """A question, and the runs that answer it."""
+
+    id: str
+    name: str
+    status: str | None = None
+    runs: list[Run] = Field(default_factory=list)
+    table: Table = Table()
+
+    @property
+    def is_finished(self) -> bool:
+        return bool(self.runs) and all(run.is_finished for run in self.runs)
+
+
+class Series(_Answer):
+    """Columns for a chart: exact where `exact`, else thinned; non-finite and overflow steps always exact."""
+
+    series: dict[str, list[Number | None]] = Field(default_factory=dict)
+    overflow_runs: list[list[int]] = Field(default_factory=list)
+    discarded_runs: list[list[int]] = Field(default_factory=list)
+    nonfinite_runs: dict[str, list[dict[str, Any]]] = Field(default_factory=dict)
+    exact: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[Item]):
+    """One page of a list; `next_cursor` is None on the last."""
+
+    items: list[Item]
+    next_cursor: str | int | None = None
+
+
+class Event(_Answer):
+    """One entry of a stream or of a run's history."""
+
+    id: str | None = None
+    event: str = "message"
+    data: Any = None

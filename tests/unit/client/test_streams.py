@@ -1,0 +1,118 @@
+"""Server-sent events, and going on after a break."""
+
+import httpx
+import pytest
+
+from muonscope.client import Client
+from muonscope.client.streams import EventDecoder, Patience
+from muonscope.errors import NotFound, ServiceUnreachable
+from tests.unit.client.fake_service import TRAINED, BrokenStream, FakeService, problem, run_json
+
+STREAM = {"Content-Type": "text/event-stream"}
+
+
+def stream(text: str, *, cut: bool) -> httpx.Response:
+    return httpx.Response(200, headers=STREAM, stream=BrokenStream(text, cut=cut))
+
+
+def test_an_event_is_its_lines_until_the_blank_one() -> None:
+    decoder = EventDecoder()
+    lines = [": hello", "id: 7", "event: run", 'data: {"a":', "data: 1}", "", "data:plain text", ""]
+
+    events = [event for line in lines if (event := decoder.feed(line)) is not None]
+
+    assert [(event.id, event.event, event.data) for event in events] == [
+        ("7", "run", {"a": 1}),
+        ("7", "message", "plain text"),
+    ]
+
+
+def test_a_blank_line_without_data_is_no_event() -> None:
+    decoder = EventDecoder()
+
+    assert [decoder.feed(line) for line in ("event: run", "", "")] == [None, None, None]
+
+
+def test_a_cut_stream_goes_on_after_the_last_event_seen(
+    client: Client, service: FakeService, pauses: list[float]
+) -> None:
+    service.answers["GET", "/runs/r1/events"] = [
+        stream("id: 1\ndata: 1\n\nid: 2\ndata: 2\n\n", cut=True),
+        stream("id: 3\ndata: 3\n\n", cut=False),
+    ]
+    service.answers["GET", "/runs/r1"] = run_json(**TRAINED)
+
+    assert [event.data for event in client.runs.events("r1")] == [1, 2, 3]
+
+    streams = [request for request in service.requests if request.url.path.endswith("/events")]
+    assert [request.headers.get("Last-Event-ID") for request in streams] == [None, "2"]
+    assert all(request.headers["Accept"] == "text/event-stream" for request in streams)
+
+
+def test_a_stream_that_ends_before_its_run_is_taken_up_again(
+    client: Client, service: FakeService, pauses: list[float]
+) -> None:
+    service.answers["GET", "/runs/r1/events"] = [stream("data: 1\n\n", cut=False), stream("data: 2\n\n", cut=False)]
+    service.answers["GET", "/runs/r1"] = [run_json(status="running"), run_json(**TRAINED)]
+
+    assert [event.data for event in client.runs.events("r1")] == [1, 2]
+
+
+def test_a_stream_of_nothing_known_is_an_error_at_once(
+    client: Client, service: FakeService, pauses: list[float]
+) -> None:
+    with pytest.raises(NotFound):
+        list(client.runs.events("r1"))
+
+    assert pauses == []
+
+
+def test_patience_ends(client: Client, service: FakeService, pauses: list[float]) -> None:
+    service.answers["GET", "/events"] = problem(503, "away")
+
+    with pytest.raises(Exception, match="away"):
+        list(client.events(patience_s=0.0))
+
+
+def test_patience_counts_from_the_first_break_and_starts_anew_after_an_answer() -> None:
+    patience = Patience(10.0)
+
+    assert patience.decide_pause(now=100.0) == 0.2
+    assert patience.decide_pause(now=109.0) == 0.4
+    assert patience.decide_pause(now=110.0) is None
+    patience.note_answer()
+    assert patience.decide_pause(now=200.0) == 0.2
+
+
+def test_pauses_between_connections_stay_short() -> None:
+    patience = Patience(1000.0)
+
+    assert max(patience.decide_pause(now=0.0) or 0.0 for _ in range(20)) == 5.0
+
+
+def test_a_watched_run_is_given_at_each_change_until_it_is_finished(
+    client: Client, service: FakeService, pauses: list[float]
+) -> None:
+    running = run_json(status="running")
+    service.answers["GET", "/runs/r1"] = [run_json(), running, running, run_json(**TRAINED)]
+
+    statuses = [run.status for run in client.runs.watch("r1")]
+
+    assert statuses == ["queued", "running", "succeeded"]
+
+
+def test_a_watch_outlives_a_restart_of_the_service(client: Client, service: FakeService, pauses: list[float]) -> None:
+    away: list[Exception | httpx.Response] = [httpx.ConnectError("refused")] * 12
+    service.failures = away
+    service.answers["GET", "/runs/r1"] = run_json(**TRAINED)
+
+    assert [run.status for run in client.runs.watch("r1")] == ["succeeded"]
+
+
+def test_a_watch_without_patience_ends_with_the_reason(
+    client: Client, service: FakeService, pauses: list[float]
+) -> None:
+    service.failures = [httpx.ConnectError("refused")] * 12
+
+    with pytest.raises(ServiceUnreachable):
+        list(client.runs.watch("r1", patience_s=0.0))
