@@ -286,11 +286,11 @@ FIELDS_WITHOUT_NUMBERS: Final = {"name", "tags", "notes", "priority", "checkpoin
 # What each implementation can run today: (implementation, stage) -> orderings. The one table that submission,
 # the submit form and the docs read; a workers test asserts that each listed pair really trains.
 SUPPORTED_ORDERINGS: Final[dict[tuple[Implementation, int], frozenset[StepOrdering]]] = {
-    (Implementation.MUON_CORE, 1): frozenset({StepOrdering.MASTER, StepOrdering.ORDERED}),
-    (Implementation.MUON_CORE, 2): frozenset({StepOrdering.MASTER, StepOrdering.ORDERED}),
-    (Implementation.MUON_CORE, 3): frozenset({StepOrdering.MASTER, StepOrdering.ORDERED}),
-    (Implementation.DEEPSPEED, 1): frozenset({StepOrdering.MASTER, StepOrdering.PER_TENSOR, StepOrdering.DEFERRED}),
-    (Implementation.DEEPSPEED, 2): frozenset({StepOrdering.MASTER, StepOrdering.PER_TENSOR, StepOrdering.DEFERRED}),
+    (Implementation.MUON_CORE, 1): frozenset(StepOrdering),
+    (Implementation.MUON_CORE, 2): frozenset(StepOrdering),
+    (Implementation.MUON_CORE, 3): frozenset(StepOrdering),
+    (Implementation.DEEPSPEED, 1): frozenset(StepOrdering) - {StepOrdering.ORDERED},
+    (Implementation.DEEPSPEED, 2): frozenset(StepOrdering) - {StepOrdering.ORDERED},
     (Implementation.DEEPSPEED, 3): frozenset({StepOrdering.DEFERRED}),
 }
 

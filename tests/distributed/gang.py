@@ -1,0 +1,134 @@
+"""Ranks as real processes: spawned once, given many cases, ended hard when they hang.
+
+    gang = Gang(world_size=2)
+    results = gang.run(case, timeout_s=60, key=value)      # case(**kwargs) on every rank; results by rank
+
+A case is a module-level function, so that it can be named to the ranks; what it returns must pickle. A failure says
+which rank raised what, and which ranks were still silent. This module imports no torch: a rank sets its environment
+first.
+"""
+
+import multiprocessing as mp
+import os
+import pickle
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+# One rank has raised: its peers get this long to say something too, before they are ended.
+GRACE_S = 3.0
+START_LIMIT_S = 120.0
+
+
+class GangFailure(AssertionError):
+    """A case failed; the message has one paragraph a rank."""
+
+
+class Gang:
+    """`world_size` ranks of one process group, alive until `close`."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self._processes: list[BaseProcess] = []
+        self._pipes: list[Connection] = []
+
+    def run(self, case: Callable[..., Any], *, timeout_s: float = 60.0, **arguments: Any) -> list[Any]:
+        """Run a case on every rank and return what each returned, by rank."""
+        if not self._processes:
+            self._start()
+        for pipe in self._pipes:
+            pipe.send((case, arguments))
+        answers = self._collect(timeout_s)
+        if any(kind != "returned" for kind, _ in answers):
+            self.close()
+            paragraphs = [f"--- rank {rank} {kind}\n{detail}" for rank, (kind, detail) in enumerate(answers)]
+            raise GangFailure(f"{case.__name__}({arguments}) at world size {self.world_size}\n" + "\n".join(paragraphs))
+        return [pickle.loads(detail) for _, detail in answers]
+
+    def close(self) -> None:
+        """End every rank at once. Gloo sometimes aborts at a normal exit, so none is waited for."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join(10)
+        for pipe in self._pipes:
+            pipe.close()
+        self._processes, self._pipes = [], []
+
+    def _start(self) -> None:
+        context = mp.get_context("spawn")
+        port = _free_port()
+        for rank in range(self.world_size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, rank, self.world_size, port), daemon=True)
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._pipes.append(ours)
+        answers = self._collect(START_LIMIT_S)
+        if any(kind != "returned" for kind, _ in answers):
+            self.close()
+            raise GangFailure(f"the ranks did not start: {answers}")
+
+    def _collect(self, timeout_s: float) -> list[tuple[str, Any]]:
+        answers: list[tuple[str, Any] | None] = [None] * self.world_size
+        deadline = time.monotonic() + timeout_s
+        while (silent := [rank for rank, answer in enumerate(answers) if answer is None]) and (
+            left := deadline - time.monotonic()
+        ) > 0:
+            ready = wait([self._pipes[rank] for rank in silent], timeout=left)
+            for rank in silent:
+                if self._pipes[rank] in ready:
+                    try:
+                        answers[rank] = self._pipes[rank].recv()
+                    except EOFError:
+                        self._processes[rank].join(1)
+                        answers[rank] = ("died", f"exit code {self._processes[rank].exitcode}")
+            if any(answer is not None and answer[0] != "returned" for answer in answers):
+                deadline = min(deadline, time.monotonic() + GRACE_S)
+        return [answer or ("silent", f"no answer within {timeout_s:g} s") for answer in answers]
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _serve(pipe: Connection, rank: int, world_size: int, port: int) -> None:
+    """A rank's life: set up, say so, then answer one case after the other."""
+    os.environ.update(
+        {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_SIZE": str(world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1",
+            "DEEPSPEED_LOG_LEVEL": "error",
+        }
+    )
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    try:
+        from tests.distributed.scenario import set_up_rank
+
+        set_up_rank(rank)
+        pipe.send(("returned", pickle.dumps(None)))
+    except BaseException:
+        pipe.send(("raised", traceback.format_exc()))
+        raise
+    while True:
+        try:
+            case, arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send(("returned", pickle.dumps(case(**arguments))))
+        except BaseException:
+            pipe.send(("raised", traceback.format_exc()))

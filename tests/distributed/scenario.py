@@ -1,0 +1,162 @@
+"""What the distributed cases share: models, engines, and plain-data readings of what happened.
+
+Everything a case returns is plain Python, so that ranks and runs compare by `==`: tensors become hex digests (equal
+bits) or lists.
+"""
+
+import gc
+import hashlib
+import itertools
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed.utils import logger, safe_get_full_fp32_param
+from torch import Tensor, nn
+
+import muon_core
+from muon_core.zero.cpu import install_cpu_accelerator
+from muon_core.zero.layout import attachment_of, momentum_views
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def set_up_rank(rank: int) -> None:
+    torch.set_num_threads(1)
+    logger.setLevel(logging.ERROR)
+    is_cpu = install_cpu_accelerator()
+    if not is_cpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    deepspeed.init_distributed(dist_backend="gloo" if is_cpu else "nccl", verbose=False)
+
+
+class Stack(nn.Module):
+    """Linears of given widths with biases: neighbours differ in shape and straddle partitions."""
+
+    def __init__(self, widths: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(a, b) for a, b in itertools.pairwise(widths)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers[:-1]:
+            x = torch.relu(layer(x))
+        return self.layers[-1](x)
+
+
+class SimpleModel(nn.Module):
+    """The 30-step table's model: the same mathematics as the one in DeepSpeed's own tests."""
+
+    def __init__(self, hidden_size: int = 128, num_layers: int = 5) -> None:
+        super().__init__()
+        self.linears = nn.ModuleList([nn.Linear(hidden_size, hidden_size) for _ in range(num_layers)])
+        self.loss = nn.CrossEntropyLoss()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for position, linear in enumerate(self.linears):
+            x = self.linears[position // 2](x) + linear(x)
+        return self.loss(x, y)
+
+
+class CalmBoom(nn.Module):
+    """Two matrices, of which one is fed what overflows."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.calm = nn.Linear(width, width, bias=False)
+        self.boom = nn.Linear(width, width, bias=False)
+
+    def forward(self, calm_input: Tensor, boom_input: Tensor) -> Tensor:
+        return self.calm(calm_input).sum() + self.boom(boom_input).sum()
+
+
+def ds_config(
+    *,
+    stage: int,
+    precision: str = "fp16",
+    gas: int = 1,
+    micro_batch: int = 4,
+    clip: float = 0.0,
+    fp16: dict[str, Any] | None = None,
+    zero: dict[str, Any] | None = None,
+    **extra: Any,
+) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": micro_batch,
+        "gradient_accumulation_steps": gas,
+        "gradient_clipping": clip,
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 10**9,
+        "zero_optimization": {"stage": stage, **(zero or {})},
+        **extra,
+    }
+    if precision == "fp16":
+        config["fp16"] = {"enabled": True, **(fp16 or {})}
+    elif precision == "bf16":
+        config["bf16"] = {"enabled": True, **config.pop("bf16", {})}
+    return config
+
+
+@contextmanager
+def muon_engine(model: nn.Module, config: dict[str, Any], **settings: Any) -> Iterator[tuple[Any, muon_core.ZeroMuon]]:
+    """An engine with our optimizer attached, taken down afterwards."""
+    optimizer = muon_core.build_optimizer(model, **settings)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    try:
+        muon_core.attach(engine, optimizer)
+        yield engine, optimizer
+    finally:
+        take_down(engine)
+
+
+def take_down(engine: Any) -> None:
+    engine.destroy()
+    gc.collect()
+
+
+def full_weights(engine: Any) -> list[Tensor]:
+    """The fp32 weights, whole, by parameter; collective."""
+    return [safe_get_full_fp32_param(parameter).detach().cpu().clone() for parameter in engine.module.parameters()]
+
+
+def full_momentum(engine: Any) -> dict[int, Tensor]:
+    """Every trainable parameter's momentum, put together from all ranks' views; collective."""
+    pieces: list[Any] = [None] * dist.get_world_size()
+    zero = engine.optimizer
+    mine = {}
+    partitions = attachment_of(engine).partitions
+    for partition in partitions.partitions:
+        for parameter in partition.parameters:
+            mine[parameter.index] = parameter.fragments[partitions.rank].start
+    views = [
+        (v.parameter_index, mine[v.parameter_index], v.view.detach().cpu().clone()) for v in momentum_views(engine)
+    ]
+    dist.all_gather_object(pieces, views, group=zero.dp_process_group)
+    whole: dict[int, list[tuple[int, Tensor]]] = {}
+    for views_of_rank in pieces:
+        for index, start, piece in views_of_rank:
+            whole.setdefault(index, []).append((start, piece))
+    return {
+        index: torch.cat([piece for _, piece in sorted(parts, key=lambda part: part[0])])
+        for index, parts in whole.items()
+    }
+
+
+def digest(tensors: Any) -> str:
+    """Equal digests: equal bits."""
+    if isinstance(tensors, dict):
+        tensors = [tensors[key] for key in sorted(tensors)]
+    hasher = hashlib.sha256()
+    for tensor in tensors:
+        hasher.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return hasher.hexdigest()[:16]
+
+
+def local_momentum_digest(engine: Any) -> tuple[int, str]:
+    """(number of buffers, digest) of what this rank holds: a check must say how much it compared."""
+    views = momentum_views(engine)
+    return len(views), digest([view.view for view in views])
