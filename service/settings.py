@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -82,6 +83,13 @@ class Settings(BaseSettings):
                 f"lease_s={self.lease_s} is less than three heartbeats of {self.heartbeat_s} s; raise lease_s"
             )
         return self
+
+    @property
+    def answered_hosts(self) -> frozenset[str]:
+        """The names in the Host header that are ours, beside loopback's."""
+        advertised = urlsplit(self.advertise_url or "").hostname
+        own = {self.host} - {"0.0.0.0", "::"}
+        return frozenset({*own, *self.allowed_hosts, *([advertised] if advertised else [])})
 
     @property
     def effective_database_url(self) -> str:

@@ -32,13 +32,10 @@ class Controller(Protocol):
     def retry_reason(self, failure: Failure | None, attempts: int) -> str | None:
         """Say why a run whose attempt number `attempts` ended so gets another one; None: it does not."""
 
-    async def stop_job(self, submission_id: str) -> None:
-        """Stop an attempt's Ray job at once; one that is over already is fine."""
-
     async def job_logs(self, submission_id: str) -> str | None:
         """Return what an attempt's driver has printed so far; None where Ray no longer knows the job."""
 
-    async def cluster(self) -> Mapping[str, Any]:
+    def cluster(self) -> Mapping[str, Any]:
         """Describe the cluster's nodes, GPUs and who holds them, as GET /cluster answers."""
 
     def total_gpus(self) -> float | None:

@@ -9,10 +9,8 @@ from typing import Final
 from muonscope.contract.status import AttemptStatus, RunStatus
 
 LEGAL: Final[Mapping[RunStatus, frozenset[RunStatus]]] = {
-    RunStatus.QUEUED: frozenset({RunStatus.PENDING, RunStatus.FAILED, RunStatus.STOPPED}),
-    RunStatus.PENDING: frozenset(
-        {RunStatus.RUNNING, RunStatus.QUEUED, RunStatus.SUCCEEDED, RunStatus.FAILED, RunStatus.STOPPED}
-    ),
+    RunStatus.QUEUED: frozenset({RunStatus.PENDING, RunStatus.STOPPED}),
+    RunStatus.PENDING: frozenset({RunStatus.RUNNING, RunStatus.QUEUED, RunStatus.FAILED, RunStatus.STOPPED}),
     RunStatus.RUNNING: frozenset({RunStatus.QUEUED, RunStatus.SUCCEEDED, RunStatus.FAILED, RunStatus.STOPPED}),
     RunStatus.SUCCEEDED: frozenset(),
     RunStatus.FAILED: frozenset({RunStatus.QUEUED}),

@@ -1,0 +1,74 @@
+"""`muonscope up`: the service in the foreground."""
+
+import logging
+import sys
+from typing import Annotated, Any, Final
+
+import typer
+
+from muonscope.cli import exit_codes
+
+_LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(message)s"
+_QUIET: Final = ("httpx", "httpcore", "alembic", "uvicorn.error", "asyncio")
+
+Host = Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]", show_default=False)]
+Port = Annotated[int | None, typer.Option(help="Port; 0 takes a free one. [default: 8800]", show_default=False)]
+Gpus = Annotated[
+    int | None,
+    typer.Option(help="GPUs of the local Ray. [default: the real ones, else 2 logical ones]", show_default=False),
+]
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(help="sqlite:///… or postgresql://… [default: a file under MUONSCOPE_HOME]", show_default=False),
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(help="Dashboard URL of a Ray cluster. [default: start a local Ray]", show_default=False),
+]
+
+
+def up(
+    host: Host = None,
+    port: Port = None,
+    gpus: Gpus = None,
+    database_url: DatabaseUrl = None,
+    ray_address: RayAddress = None,
+) -> int:
+    """Run the service in the foreground until Ctrl-C; its address is printed when runs can be submitted.
+
+    What is not given is taken from MUONSCOPE_… in the environment.
+    """
+    given = {"host": host, "port": port, "gpus": gpus, "database_url": database_url, "ray_address": ray_address}
+    code = _up({name: value for name, value in given.items() if value is not None})
+    if code != 0:
+        raise typer.Exit(code)
+    return code
+
+
+def _up(given: dict[str, Any]) -> int:
+    from pydantic import ValidationError
+
+    from service.settings import Settings
+
+    logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, stream=sys.stderr, force=True)
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    try:
+        settings = Settings(**given)
+    except ValidationError as error:
+        for one in error.errors():
+            print(f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}", file=sys.stderr)
+        return exit_codes.FAILURE
+    print(f"starting on {settings.host}:{settings.port}, state in {settings.home}", file=sys.stderr, flush=True)
+    # FastAPI and SQLAlchemy take a second to import: not before the settings are known to be good.
+    from service.serve import AddressInUse, serve
+
+    try:
+        return exit_codes.TRAINS if serve(settings, on_ready=_announce) == 0 else exit_codes.FAILURE
+    except AddressInUse as error:
+        print(f"{error.strerror}; give another --port", file=sys.stderr)
+        return exit_codes.FAILURE
+
+
+def _announce(address: str) -> None:
+    print(f"Muonscope is ready at {address} (dashboard: {address}/ui/)", flush=True)

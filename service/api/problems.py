@@ -1,0 +1,219 @@
+"""Every failure as one `application/problem+json` document: type, title, status, detail, field, value, remedy."""
+
+import difflib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from muonscope.contract.run_spec import RunSpec
+from service.errors import (
+    Forbidden,
+    InvalidInput,
+    MalformedRequest,
+    MethodNotAllowed,
+    NotFound,
+    PayloadTooLarge,
+    ServiceError,
+    Unauthorized,
+    UnsupportedMediaType,
+    bounded_value,
+)
+
+MEDIA_TYPE: Final = "application/problem+json"
+_MAX_ERRORS: Final = 20
+_MAX_TEXT: Final = 2000
+_PLACES: Final = {"body", "query", "path", "header", "cookie"}
+# Messages of our own validators begin with what they are about: `faults[0].rank=3 does not exist …`.
+_ABOUT: Final = re.compile(r"([a-z_]\w*(?:[.\[\]]\w*)*)=(\S+)")
+
+
+def install(app: FastAPI) -> None:
+    """Register the handlers."""
+    app.add_exception_handler(ServiceError, _on_service_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid_request)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+
+
+def render(error: ServiceError, errors: Sequence[Mapping[str, Any]] = ()) -> Response:
+    """Turn an error into its response; `errors` lists all that was wrong where it was more than one thing."""
+    document: dict[str, Any] = {key: _bounded(value) for key, value in error.problem().items()}
+    if len(errors) > 1:
+        document["errors"] = list(errors[:_MAX_ERRORS])
+    body = json.dumps(document, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+    return Response(body, error.status, headers=error.headers, media_type=MEDIA_TYPE)
+
+
+def _bounded(value: Any) -> Any:
+    return value[:_MAX_TEXT] if isinstance(value, str) else value
+
+
+async def _on_service_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ServiceError)
+    return render(error)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    # FastAPI wraps what reading the body raised; the cause knows better.
+    if isinstance(error.__cause__, ServiceError):
+        return render(error.__cause__)
+    translated = _translate_http(request, error)
+    translated.headers = {**translated.headers, **(error.headers or {})}
+    return render(translated)
+
+
+def _translate_http(request: Request, error: HTTPException) -> ServiceError:
+    path = request.url.path
+    match error.status_code:
+        case 404:
+            return NotFound(
+                f"there is nothing at {path[:200]}", field="path", value=path,
+                remedy="see /openapi.json for what there is",
+            )  # fmt: skip
+        case 405:
+            allowed = (error.headers or {}).get("Allow") or (error.headers or {}).get("allow") or "another method"
+            return MethodNotAllowed(
+                f"{request.method} is not offered at {path[:200]}", field="method", value=request.method,
+                remedy=f"use {allowed}",
+            )  # fmt: skip
+        case 401:
+            return Unauthorized(str(error.detail))
+        case 403:
+            return Forbidden(str(error.detail))
+        case 413:
+            return PayloadTooLarge(str(error.detail))
+        case 415:
+            return UnsupportedMediaType(str(error.detail))
+        case 400:
+            return MalformedRequest(str(error.detail), remedy="send a body that matches /openapi.json")
+        case status if status < 500:
+            return InvalidInput(str(error.detail))
+    return ServiceError(str(error.detail))
+
+
+async def _on_invalid_request(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    found = [_describe(one, error.body) for one in error.errors()[:_MAX_ERRORS]]
+    first = found[0]
+    kind = MalformedRequest if error.errors()[0]["type"] == "json_invalid" else InvalidInput
+    raised = kind(str(first["detail"]), field=first["field"], remedy=first["remedy"])
+    raised.value = first["value"]
+    return render(raised, found)
+
+
+def validation_problem(errors: Sequence[Mapping[str, Any]], body: Any) -> InvalidInput:
+    """Turn pydantic's errors about a value that was no request body into one of ours."""
+    first = _describe(errors[0], body)
+    raised = InvalidInput(str(first["detail"]), field=first["field"], remedy=first["remedy"])
+    raised.value = first["value"]
+    return raised
+
+
+def _describe(error: Mapping[str, Any], body: Any) -> dict[str, Any]:
+    message = str(error["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    path = _path(error, body)
+    value = None if error["type"] == "missing" else error.get("input")
+    if error["type"] in ("value_error", "assertion_error"):
+        about = _ABOUT.match(message)
+        if about is not None and isinstance(value, dict):
+            # A rule about several fields: say the one that it names.
+            path, value = _join(path, about[1]), about[2].rstrip(",;")
+    detail, remedy = _split(message)
+    return {
+        "detail": f"{path}: {detail}" if path and not detail.startswith(path.rpartition(".")[2]) else detail,
+        "field": path or None,
+        "value": bounded_value(value),
+        "remedy": remedy or _remedy(error, path),
+    }
+
+
+def _path(error: Mapping[str, Any], body: Any) -> str:
+    """Return the dotted path of the field, without the place it came in and without a union's tags."""
+    location = list(error.get("loc", ()))
+    if error["type"] == "json_invalid":
+        return "body"
+    in_body = bool(location) and location[0] == "body"
+    if location and location[0] in _PLACES:
+        location = location[1:]
+    path, here = "", body if in_body else None
+    for place, part in enumerate(location):
+        is_last = place == len(location) - 1
+        if in_body and isinstance(here, dict) and part not in here and not is_last:
+            continue
+        path = f"{path}[{part}]" if isinstance(part, int) else _join(path, str(part))
+        here = _step_into(here, part)
+    return path
+
+
+def _step_into(here: Any, part: Any) -> Any:
+    try:
+        return here[part]
+    except (KeyError, IndexError, TypeError):
+        return None
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _split(message: str) -> tuple[str, str | None]:
+    detail, separator, remedy = message.rpartition("; ")
+    return (detail, remedy) if separator else (message, None)
+
+
+_TYPE_NAMES: Final = {
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "a text",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "an object",
+    "model": "an object",
+    "model_attributes": "an object",
+    "enum": "one of the listed words",
+}
+
+
+def _remedy(error: Mapping[str, Any], path: str) -> str:
+    kind, context = str(error["type"]), error.get("ctx") or {}
+    limits = {
+        "greater_than_equal": f"use {context.get('ge')} or more",
+        "greater_than": f"use more than {context.get('gt')}",
+        "less_than_equal": f"use {context.get('le')} or less",
+        "less_than": f"use less than {context.get('lt')}",
+        "string_too_long": f"use at most {context.get('max_length')} characters",
+        "too_long": f"use at most {context.get('max_length')} items",
+        "string_pattern_mismatch": f"match {context.get('pattern')}",
+        "enum": f"use one of {context.get('expected')}",
+        "literal_error": f"use one of {context.get('expected')}",
+        "finite_number": "give a finite number",
+        "missing": "add it",
+        "json_invalid": "send valid JSON",
+        "unknown_task": "use simple_model, calm_boom, byte_gpt, or an allow-listed module:function",
+    }
+    if kind in limits:
+        return limits[kind]
+    if kind == "extra_forbidden":
+        return _did_you_mean(path.rpartition(".")[2])
+    base = kind.removesuffix("_type").removesuffix("_parsing").removesuffix("_from_float")
+    return f"give {_TYPE_NAMES[base]}" if base in _TYPE_NAMES else "see /openapi.json for what is accepted"
+
+
+@cache
+def _known_fields() -> tuple[str, ...]:
+    schema = RunSpec.model_json_schema()
+    models = [schema, *schema.get("$defs", {}).values()]
+    return tuple(sorted({name for model in models for name in model.get("properties", {})}))
+
+
+def _did_you_mean(name: str) -> str:
+    close = difflib.get_close_matches(name, _known_fields(), n=1)
+    return f"did you mean {close[0]}? else remove it" if close else "remove it; see /openapi.json for the known fields"

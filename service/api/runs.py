@@ -1,0 +1,204 @@
+"""Runs: submit, read, and the commands stop, retry and clone."""
+
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Body, Header, Path, Query, Response
+from fastapi.responses import PlainTextResponse
+from starlette.concurrency import run_in_threadpool
+
+from muonscope.contract.run_spec import BUILT_IN_TASKS, RunSpec
+from muonscope.contract.status import RunStatus
+from service.api.dependencies import (
+    Controller,
+    ControllerDependency,
+    DatabaseDependency,
+    SettingsDependency,
+)
+from service.api.schemas import PROBLEMS, RunOut, RunsOut, present_run, present_runs
+from service.errors import IllegalTransition, InvalidInput, NotFound
+from service.settings import Settings
+from service.store.models import Run
+from service.store.runs import RunRepository
+from service.store.session import Database, Session
+
+router = APIRouter(tags=["runs"], responses=PROBLEMS)
+
+RunId = Annotated[str, Path(max_length=64, description="The run's id.")]
+IdempotencyKey = Annotated[
+    str | None,
+    Header(description="Makes a repeat of this request answer with the first one's run. 1 to 255 characters."),
+]
+_SPEC_EXAMPLE: Final[dict[str, Any]] = {
+    "name": "thirty steps, ordered",
+    "task": {"name": "simple_model"},
+    "step_ordering": "ordered",
+    "zero_stage": 1,
+    "world_size": 2,
+    "loss_scale": {"initial_power": 16},
+    "optimizer": {"lr": 0.05},
+    "steps": 30,
+}
+
+
+@router.post("/runs", status_code=201, response_model=RunOut)
+def submit_run(
+    spec: Annotated[RunSpec, Body(examples=[_SPEC_EXAMPLE])],
+    response: Response,
+    database: DatabaseDependency,
+    settings: SettingsDependency,
+    controller: ControllerDependency,
+    idempotency_key: IdempotencyKey = None,
+) -> RunOut:
+    """Queue a run, stored durably before this answers. A repeat with the same key answers 200 with the same run."""
+    check_runnable(spec, settings, controller)
+    with database.write() as session:
+        run, is_new = RunRepository(session).create(spec, idempotency_key=idempotency_key)
+        shown = _present(session, run)
+    controller.wake()
+    response.headers["Location"] = f"/runs/{shown.id}"
+    if not is_new:
+        response.status_code = 200
+    return shown
+
+
+@router.get("/runs", response_model=RunsOut)
+def list_runs(
+    database: DatabaseDependency,
+    q: Annotated[str, Query(description="Search: free text, or fields such as status:failed ordering:master")] = "",
+    sort: Annotated[str, Query(max_length=64, description="A field, with - before it for descending.")] = "-created_at",
+    cursor: Annotated[str | None, Query(max_length=2048)] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+) -> RunsOut:
+    """List runs, newest first unless sorted otherwise."""
+    with database.read() as session:
+        runs = RunRepository(session)
+        page = runs.list(q=q, sort=sort, cursor=cursor, limit=limit)
+        shown = present_runs(page.runs, runs.queue_positions(page.runs))
+    return RunsOut(runs=shown, next_cursor=page.next_cursor)
+
+
+@router.get("/runs/{run_id}", response_model=RunOut)
+def read_run(run_id: RunId, database: DatabaseDependency) -> RunOut:
+    with database.read() as session:
+        return _present(session, RunRepository(session).get(run_id))
+
+
+@router.post("/runs/{run_id}/stop", status_code=202, response_model=RunOut)
+def stop_run(run_id: RunId, database: DatabaseDependency, controller: ControllerDependency) -> RunOut:
+    """Stop a run. A queued one is stopped when this answers; a live one's job is told at once and killed in seconds."""
+    with database.write() as session:
+        runs = RunRepository(session)
+        run = runs.get(run_id)
+        if run.status is RunStatus.QUEUED:
+            runs.set_status(run, RunStatus.STOPPED, legal=controller.legal, who="api", why="stop requested")
+        elif run.status.is_terminal and run.status is not RunStatus.STOPPED:
+            raise IllegalTransition(
+                f"run {run.uid} has {run.status} already", field="status", value=run.status,
+                remedy="there is nothing to stop",
+            )  # fmt: skip
+        elif not run.status.is_terminal:
+            runs.request_stop(run, who="api")
+        shown = _present(session, run)
+    controller.wake()
+    return shown
+
+
+@router.post("/runs/{run_id}/retry", status_code=202, response_model=RunOut)
+def retry_run(run_id: RunId, database: DatabaseDependency, controller: ControllerDependency) -> RunOut:
+    """Queue a failed or stopped run again, for another attempt under the same id."""
+    with database.write() as session:
+        runs = RunRepository(session)
+        run = runs.get(run_id)
+        if run.status is RunStatus.SUCCEEDED:
+            raise IllegalTransition(
+                f"run {run.uid} has succeeded", field="status", value=run.status,
+                remedy=f"POST /runs/{run.uid}/clone runs its spec again as a new run",
+            )  # fmt: skip
+        runs.set_status(run, RunStatus.QUEUED, legal=controller.legal, who="api", why="retry requested")
+        shown = _present(session, run)
+    controller.wake()
+    return shown
+
+
+@router.post("/runs/{run_id}/clone", status_code=201, response_model=RunOut)
+def clone_run(
+    run_id: RunId,
+    response: Response,
+    database: DatabaseDependency,
+    settings: SettingsDependency,
+    controller: ControllerDependency,
+    idempotency_key: IdempotencyKey = None,
+) -> RunOut:
+    """Queue a new run with the same spec."""
+    with database.write() as session:
+        runs = RunRepository(session)
+        spec = RunSpec.model_validate(runs.get(run_id).spec)
+        check_runnable(spec, settings, controller)
+        run, is_new = runs.create(spec, idempotency_key=idempotency_key, why=f"cloned from {run_id}")
+        shown = _present(session, run)
+    controller.wake()
+    response.headers["Location"] = f"/runs/{shown.id}"
+    if not is_new:
+        response.status_code = 200
+    return shown
+
+
+@router.get("/runs/{run_id}/logs", response_class=PlainTextResponse)
+async def read_logs(
+    run_id: RunId,
+    database: DatabaseDependency,
+    controller: ControllerDependency,
+    attempt: Annotated[int | None, Query(ge=1, le=2**31, description="By default the newest.")] = None,
+) -> PlainTextResponse:
+    """Return what the attempt's driver and workers have printed so far."""
+    submission_id = await run_in_threadpool(_submission_id, database, run_id, attempt)
+    if submission_id is None:
+        return PlainTextResponse("")
+    text = await controller.job_logs(submission_id)
+    if text is None:
+        raise NotFound(
+            f"Ray no longer has the log of {submission_id}", field="attempt", value=submission_id,
+            remedy="logs are kept as long as the Ray cluster that ran the attempt",
+        )  # fmt: skip
+    return PlainTextResponse(text.encode("utf-8", "replace").decode("utf-8"))
+
+
+def _submission_id(database: Database, uid: str, number: int | None) -> str | None:
+    with database.read() as session:
+        run = RunRepository(session).get(uid)
+        for attempt in reversed(run.attempts):
+            if number is None or attempt.number == number:
+                return attempt.submission_id
+    if number is None:
+        return None
+    raise NotFound(f"run {uid} has no attempt {number}", field="attempt", value=number)
+
+
+def check_runnable(spec: RunSpec, settings: Settings, controller: Controller) -> None:
+    """Refuse what could never start here, so that it does not wait for ever.
+
+    Raises:
+        InvalidInput: an unlisted task, or more GPUs than the cluster has in all.
+    """
+    name = spec.task.name
+    if name not in BUILT_IN_TASKS and name not in settings.allow_tasks:
+        raise InvalidInput(
+            f"the task {name} is not allowed here", field="task.name", value=name,
+            remedy=f"use one of {', '.join((*BUILT_IN_TASKS, *settings.allow_tasks))}, "
+            "or add it to MUONSCOPE_ALLOW_TASKS",
+        )  # fmt: skip
+    total = controller.total_gpus()
+    wanted = spec.world_size * spec.resources.gpus_per_rank
+    if total is not None and wanted > total + 1e-6:
+        most = int((total + 1e-6) // spec.resources.gpus_per_rank)
+        raise InvalidInput(
+            f"world_size={spec.world_size} at {spec.resources.gpus_per_rank:g} GPUs per rank needs {wanted:g} GPUs; "
+            f"the cluster has {total:g}",
+            field="world_size",
+            value=spec.world_size,
+            remedy=f"use at most {most}" if most else "lower resources.gpus_per_rank, or add GPUs to the cluster",
+        )
+
+
+def _present(session: Session, run: Run) -> RunOut:
+    return present_run(run, RunRepository(session).queue_positions([run]))

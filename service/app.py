@@ -1,0 +1,129 @@
+"""create_app(): wiring and lifespan only."""
+
+import hashlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+from fastapi import FastAPI
+from starlette.concurrency import run_in_threadpool
+
+from service.api import attempts, cluster, events, health, problems, runs, steps
+from service.api.feed import ChangeFeed
+from service.api.middleware import BodyLimit, Problems, SecurityHeaders, TrustedCaller
+from service.api.responses import StrictJSONResponse
+from service.controller.launcher import Launcher
+from service.controller.local_ray import LocalRay
+from service.controller.loop import ControllerLoop
+from service.controller.ray_launcher import RayLauncher, read_token
+from service.controller.worker_environment import worker_environment
+from service.dashboard import views
+from service.settings import Settings
+from service.store import migrate
+from service.store.session import Database
+
+logger = logging.getLogger(__name__)
+
+ROUTERS: Final = (
+    runs.router,
+    steps.router,
+    events.router,
+    attempts.router,
+    cluster.router,
+    health.router,
+    views.home,
+    views.router,
+)
+
+
+def create_app(settings: Settings, launcher: Launcher | None = None) -> FastAPI:
+    """Build the application; nothing is opened before its lifespan begins.
+
+    Args:
+        settings: where and how it runs.
+        launcher: where jobs run; None is the Ray cluster of the settings, or a local one started for the service.
+    """
+    database = Database(settings.effective_database_url)
+    local_ray = LocalRay(settings) if launcher is None and settings.ray_address is None else None
+    used = launcher or _ray_launcher(settings, local_ray)
+    feed = ChangeFeed(database)
+    controller = ControllerLoop(database, used, settings, owner=store_id(settings), on_change=feed.notify)
+    app = FastAPI(
+        title="Muonscope",
+        summary="Queue Muon training runs, record every step, compare step orderings.",
+        version=_version(),
+        default_response_class=StrictJSONResponse,
+        redirect_slashes=False,
+        lifespan=_lifespan(database, controller, feed, local_ray),
+    )
+    app.state.settings = settings
+    app.state.database = database
+    app.state.controller = controller
+    app.state.feed = feed
+    problems.install(app)
+    for router in ROUTERS:
+        app.include_router(router)
+    _add_middleware(app, settings)
+    return app
+
+
+def store_id(settings: Settings) -> str:
+    """Name this store to Ray: two services that share a cluster stop only their own jobs."""
+    return hashlib.sha256(settings.effective_database_url.encode()).hexdigest()[:16]
+
+
+def _ray_launcher(settings: Settings, local_ray: LocalRay | None) -> RayLauncher:
+    if local_ray is not None:
+        # The local Ray's own environment carries what workers need: jobs stay free of runtime environments.
+        return RayLauncher(lambda: local_ray.address, token=lambda: local_ray.token)
+    return RayLauncher(
+        lambda: settings.ray_address,
+        token=lambda: read_token(settings.ray_token_file),
+        environment=worker_environment(has_gpus=True),
+    )
+
+
+def _lifespan(
+    database: Database, controller: ControllerLoop, feed: ChangeFeed, local_ray: LocalRay | None
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            await run_in_threadpool(migrate.upgrade, database)
+            stack.callback(database.dispose)
+            await feed.start()
+            stack.push_async_callback(feed.stop)
+            if local_ray is not None:
+                local_ray.start(on_ready=controller.wake, keep_running=controller.has_live_attempts)
+                stack.push_async_callback(_stop_ray, local_ray, controller)
+            controller.start()
+            stack.push_async_callback(controller.stop)
+            yield
+
+    return lifespan
+
+
+async def _stop_ray(local_ray: LocalRay, controller: ControllerLoop) -> None:
+    await local_ray.stop(keep_running=await run_in_threadpool(controller.has_live_attempts))
+
+
+def _add_middleware(app: FastAPI, settings: Settings) -> None:
+    # Added innermost first: the last one added is the first that a request passes.
+    app.add_middleware(
+        BodyLimit,
+        max_bytes=settings.max_body_bytes,
+        max_telemetry_bytes=settings.max_telemetry_bytes,
+        timeout_s=settings.body_timeout_s,
+    )
+    app.add_middleware(Problems)
+    app.add_middleware(TrustedCaller, hosts=settings.answered_hosts)
+    app.add_middleware(SecurityHeaders)
+
+
+def _version() -> str:
+    try:
+        return version("muonscope")
+    except PackageNotFoundError:
+        return "0"

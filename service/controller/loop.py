@@ -1,0 +1,327 @@
+"""The controller's loop: observe Ray, decide in one transaction, act. One tick at a time, woken by every change.
+
+    observe   which attempts are live; how their jobs stand; what the cluster has     (HTTP, no transaction)
+    decide    reconcile, then schedule, as pure functions; write what they say        (one transaction)
+    act       submit and stop jobs                                                    (HTTP, after the commit)
+
+A crash between commit and act leaves an attempt without a job, which the next tick finds and closes as lost; a crash
+after it leaves a job with an attempt, which the next tick adopts. Nothing is ever submitted without a row.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from muonscope.contract.attempts import Failure
+from muonscope.contract.status import FailureKind, RunStatus
+from service.controller import transitions
+from service.controller.launcher import (
+    ClusterResources,
+    Job,
+    JobRefused,
+    JobRequest,
+    Launcher,
+    LauncherUnavailable,
+    describe,
+)
+from service.controller.plan import Plan, Planner, Situation
+from service.controller.reconcile import find_orphans
+from service.controller.retry_policy import RetryPolicy, retry_reason
+from service.settings import Settings
+from service.store.attempts import AttemptRepository
+from service.store.session import Database
+
+logger = logging.getLogger(__name__)
+
+_SWEEP_S: Final = 10.0
+_RESOURCES_S: Final = 2.0
+_STOP_AGAIN_S: Final = 2.0
+_STALE_TICK_S: Final = 15.0
+# Ray's count of used GPUs is this old at most; GPUs that a run of ours gave back are not taken for another's.
+_USAGE_LAG_S: Final = 8.0
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What the loop knows that no row says; losing it in a crash costs a tick, never a run."""
+
+    submitting: set[str] = field(default_factory=set)
+    submitted_at: dict[str, float] = field(default_factory=dict)
+    """On the monotonic clock, until an observation begun later has shown the job."""
+    refusals: dict[str, Failure] = field(default_factory=dict)
+    phases: dict[str, float] = field(default_factory=dict)
+    """Unix seconds at which jobs were submitted, not yet in their rows."""
+    stop_seen: dict[str, float] = field(default_factory=dict)
+    stop_sent: dict[str, float] = field(default_factory=dict)
+    held: dict[str, float] = field(default_factory=dict)
+    released: list[tuple[float, float]] = field(default_factory=list)
+    """(monotonic time, GPUs) of attempts that ended lately."""
+    suspects: frozenset[str] = frozenset()
+
+
+class ControllerLoop:
+    """Runs the queue. Satisfies the api's `Controller` protocol."""
+
+    def __init__(
+        self,
+        database: Database,
+        launcher: Launcher,
+        settings: Settings,
+        *,
+        owner: str,
+        controller_url: Callable[[], str] | None = None,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            database: migrated.
+            launcher: where jobs run.
+            settings: ours.
+            owner: names this store to Ray, so that two services on one cluster leave each other's jobs alone.
+            controller_url: how workers reach us, known once we listen; by default what the settings say.
+            on_change: called, thread-safe, after a tick that changed rows.
+        """
+        self._database = database
+        self._launcher = launcher
+        self._settings = settings
+        self._owner = owner
+        self._controller_url = controller_url or (lambda: settings.effective_advertise_url)
+        self._on_change = on_change
+        self._policy = RetryPolicy(settings.max_attempts, settings.retry_backoff_s)
+        self._planner = Planner(settings, self._policy)
+        self._memory = _Memory()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = False
+        self._task: asyncio.Task[None] | None = None
+        self._resources: ClusterResources | None = None
+        self._resources_at = float("-inf")
+        self._swept_at = float("-inf")
+        self._ticked_at = float("-inf")
+        self._is_prepared = False
+        self._is_idle = False
+        self._problem: str | None = "Ray has not been reached yet"
+        self._failure: str | None = None
+
+    # -- what the api asks -------------------------------------------------------------------------------------------
+
+    @property
+    def legal(self) -> Mapping[RunStatus, Collection[RunStatus]]:
+        return transitions.LEGAL
+
+    @property
+    def problems(self) -> list[str]:
+        found = [text for text in (self._problem, self._failure) if text]
+        if self._task is not None and time.monotonic() - self._ticked_at > _STALE_TICK_S and not found:
+            found.append(f"the controller's loop has not ticked for more than {_STALE_TICK_S:g} s")
+        return found
+
+    def wake(self) -> None:
+        loop = self._event_loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._wake.set)
+
+    def retry_reason(self, failure: Failure | None, attempts: int) -> str | None:
+        return retry_reason(failure, attempts, self._policy)
+
+    async def job_logs(self, submission_id: str) -> str | None:
+        return await self._launcher.logs(submission_id)
+
+    def total_gpus(self) -> float | None:
+        return self._resources.gpus if self._resources is not None else None
+
+    def cluster(self) -> dict[str, Any]:
+        resources = self._resources or ClusterResources()
+        return {
+            "address": self._launcher.description,
+            "reachable": self._problem is None,
+            "problem": self._problem,
+            "gpus": resources.gpus,
+            "nodes": describe(resources),
+        }
+
+    def has_live_attempts(self) -> bool:
+        """Whether attempts are live by their rows. Blocks."""
+        return bool(self._live_submission_ids())
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin ticking on the running event loop."""
+        self._event_loop = asyncio.get_running_loop()
+        self._task = asyncio.create_task(self._run(), name="controller")
+
+    async def stop(self) -> None:
+        """End after the tick that is running; submissions on their way are waited for. Jobs go on."""
+        self._stopping = True
+        self._wake.set()
+        if self._task is not None:
+            await self._task
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=10)
+        await self._launcher.close()
+
+    async def _run(self) -> None:
+        while not self._stopping:
+            self._wake.clear()
+            try:
+                await self.tick()
+                self._failure = None
+            except Exception as error:
+                # Whatever it was (a locked database, a bug), the next tick starts from rows and Ray again.
+                self._failure = f"the controller's last tick failed: {type(error).__name__}"
+                logger.exception("a tick failed", extra={"action": "tick_failed"})
+            try:
+                pause = self._settings.tick_s * (5 if self._is_idle else 1)
+                await asyncio.wait_for(self._wake.wait(), timeout=pause)
+            except TimeoutError:
+                continue
+            if self._failure is not None:
+                await asyncio.sleep(min(self._settings.tick_s, 1.0))
+
+    async def tick(self) -> None:
+        """Observe, decide, act, once. Never called while another tick runs."""
+        began = time.monotonic()
+        situation = await self._observe(began)
+        plan = await asyncio.to_thread(self._decide, situation)
+        self._act(plan)
+        self._remember(plan, situation, began)
+        self._ticked_at = time.monotonic()
+        if plan.changed:
+            self._on_change()
+
+    # -- observe -----------------------------------------------------------------------------------------------------
+
+    async def _observe(self, now: float) -> Situation:
+        memory = self._memory
+        live = await asyncio.to_thread(self._live_submission_ids)
+        in_flight = frozenset(memory.submitting)
+        jobs: Mapping[str, Job] | None
+        orphans: frozenset[str] = frozenset()
+        try:
+            jobs = await self._launcher.jobs([name for name in live if name not in in_flight])
+            if now - self._resources_at > _RESOURCES_S or self._resources is None:
+                self._resources = await self._launcher.resources()
+                self._resources_at = now
+            if now - self._swept_at > _SWEEP_S:
+                orphans = await self._sweep(live, now)
+            self._note_reachable()
+        except LauncherUnavailable as error:
+            if self._problem != str(error):
+                logger.warning("Ray is not reachable: %s", error, extra={"action": "ray_unreachable"})
+            self._problem, jobs = str(error), None
+        self._forget_submitted(now)
+        return Situation(
+            jobs=jobs,
+            in_flight=in_flight | frozenset(memory.submitted_at),
+            refusals=dict(memory.refusals),
+            overdue_stops=frozenset(
+                name for name, seen in memory.stop_seen.items() if now - seen >= self._settings.stop_grace_s
+            ),
+            submitted_phases=dict(memory.phases),
+            orphans=orphans,
+            gpus=self._resources.gpus if jobs is not None and self._resources is not None else None,
+            foreign_gpus=self._foreign_gpus(now),
+            was_away=now - self._ticked_at > self._settings.lease_s / 2,
+        )
+
+    def _live_submission_ids(self) -> list[str]:
+        with self._database.read() as session:
+            return [attempt.submission_id for attempt in AttemptRepository(session).live()]
+
+    async def _sweep(self, live: Collection[str], now: float) -> frozenset[str]:
+        found = find_orphans(live, await self._launcher.active_jobs(), owner=self._owner)
+        found -= self._memory.submitting
+        confirmed, self._memory.suspects, self._swept_at = found & self._memory.suspects, found, now
+        return confirmed
+
+    def _note_reachable(self) -> None:
+        if self._problem is not None:
+            logger.info("Ray is reachable", extra={"action": "ray_reachable"})
+            self._problem = None
+        if not self._is_prepared:
+            self._is_prepared = True
+            self._spawn(self._prepare())
+
+    def _forget_submitted(self, now: float) -> None:
+        # `now` is when this observation began: what was submitted before it, the jobs just read would have shown.
+        submitted_at = self._memory.submitted_at
+        for name in [name for name, at in submitted_at.items() if at < now]:
+            del submitted_at[name]
+
+    def _foreign_gpus(self, now: float) -> float:
+        memory = self._memory
+        memory.released = [(at, gpus) for at, gpus in memory.released if now - at < _USAGE_LAG_S]
+        used = self._resources.gpus_used if self._resources is not None else 0.0
+        ours = sum(memory.held.values()) + sum(gpus for _, gpus in memory.released)
+        return max(0.0, used - ours)
+
+    # -- decide ------------------------------------------------------------------------------------------------------
+
+    def _decide(self, situation: Situation) -> Plan:
+        with self._database.write() as session:
+            return self._planner.plan(session, situation)
+
+    # -- act ---------------------------------------------------------------------------------------------------------
+
+    def _act(self, plan: Plan) -> None:
+        for submission_id, token in plan.submissions.items():
+            self._memory.submitting.add(submission_id)
+            self._spawn(self._submit(submission_id, token))
+        now = time.monotonic()
+        for submission_id, why in plan.stops.items():
+            if now - self._memory.stop_sent.get(submission_id, float("-inf")) >= _STOP_AGAIN_S:
+                self._memory.stop_sent[submission_id] = now
+                self._spawn(self._stop(submission_id, why))
+
+    def _spawn(self, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _submit(self, submission_id: str, token: str) -> None:
+        request = JobRequest(submission_id, self._owner, self._controller_url(), token)
+        try:
+            await self._launcher.submit(request)
+            self._memory.phases[submission_id] = time.time()
+        except JobRefused as error:
+            logger.warning("Ray refused %s", submission_id, extra={"action": "job_refused"})
+            self._memory.refusals[submission_id] = Failure(kind=FailureKind.SETUP_FAILED, message=str(error)[:20_000])
+        except LauncherUnavailable as error:
+            # Whether the job was taken is unknown: the next observation shows it, or the attempt is lost.
+            logger.warning("submitting %s: %s", submission_id, error, extra={"action": "submit_unanswered"})
+        finally:
+            self._memory.submitting.discard(submission_id)
+            self._memory.submitted_at[submission_id] = time.monotonic()
+            self._wake.set()
+
+    async def _stop(self, submission_id: str, why: str) -> None:
+        try:
+            await self._launcher.stop(submission_id)
+            logger.info("stopped job %s: %s", submission_id, why, extra={"action": "job_stopped"})
+        except LauncherUnavailable as error:
+            self._memory.stop_sent.pop(submission_id, None)
+            logger.warning("stopping %s: %s", submission_id, error, extra={"action": "stop_unanswered"})
+
+    async def _prepare(self) -> None:
+        try:
+            await self._launcher.prepare()
+        except LauncherUnavailable:
+            self._is_prepared = False
+
+    def _remember(self, plan: Plan, situation: Situation, now: float) -> None:
+        memory = self._memory
+        for name in situation.submitted_phases:
+            memory.phases.pop(name, None)
+        for name in situation.refusals:
+            memory.refusals.pop(name, None)
+        memory.stop_seen = {name: memory.stop_seen.get(name, now) for name in plan.stopping}
+        memory.stop_sent = {name: at for name, at in memory.stop_sent.items() if now - at < 60}
+        memory.released += [(now, gpus) for name, gpus in memory.held.items() if name not in plan.held]
+        memory.held = dict(plan.held)
+        self._is_idle = plan.is_idle

@@ -1,0 +1,206 @@
+"""The Launcher that speaks Ray's Jobs REST API, plain HTTP: this process is never a Ray driver and never imports ray.
+
+    POST /api/jobs/            submit        GET /api/jobs/{id}/logs   what the driver printed
+    POST /api/jobs/{id}/stop   stop          GET /api/v0/nodes         nodes that are alive and their totals
+    GET  /api/jobs/[{id}]      status        GET /api/cluster_status   who uses how much, a few seconds old
+
+Jobs carry no secret in their environment, which this API echoes: the one-use enrolment token is on the command line.
+"""
+
+import asyncio
+import shlex
+import sys
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from service.controller.launcher import (
+    SUBMISSION_ID,
+    ClusterResources,
+    Job,
+    JobRefused,
+    JobRequest,
+    JobStatus,
+    LauncherUnavailable,
+    Node,
+)
+
+OWNER_METADATA: Final = "muonscope_store"
+MAX_LOG_LENGTH: Final = 4 * 1024 * 1024
+_PARALLEL_READS: Final = 16
+_TIMEOUT: Final = httpx.Timeout(10.0, connect=2.0)
+
+
+class RayLauncher:
+    """Jobs on the Ray cluster behind one dashboard URL."""
+
+    def __init__(
+        self,
+        address: Callable[[], str | None],
+        *,
+        token: Callable[[], str | None] = lambda: None,
+        environment: Mapping[str, str] | None = None,
+        python: str = sys.executable,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """Connect to nothing yet.
+
+        Args:
+            address: gives the dashboard's URL, `http://host:8265`; None while a local Ray starts.
+            token: gives Ray's token where it wants one; read anew for each request, for it may be replaced.
+            environment: variables of driver and workers. A job without any needs no runtime environment, and its
+                actors may take the workers that Ray keeps warm.
+            python: the interpreter on the cluster that has Muonscope installed.
+            transport: for tests.
+        """
+        self._address = address
+        self._token = token
+        self._environment = dict(environment or {})
+        self._python = python
+        self._client = httpx.AsyncClient(timeout=_TIMEOUT, transport=transport, trust_env=False, follow_redirects=False)
+        self._reads = asyncio.Semaphore(_PARALLEL_READS)
+
+    @property
+    def description(self) -> str:
+        return self._address() or "a local Ray that is starting"
+
+    async def submit(self, request: JobRequest) -> None:
+        body: dict[str, Any] = {
+            "entrypoint": entrypoint(self._python, request),
+            "submission_id": request.submission_id,
+            "metadata": {OWNER_METADATA: request.owner},
+        }
+        if self._environment:
+            body["runtime_env"] = {"env_vars": self._environment}
+        # The first job of a fresh cluster waits for its agent to become a driver.
+        response = await self._send("POST", "/api/jobs/", json=body, timeout=30.0)
+        if response.status_code == 400 and "already exists" in response.text:
+            return
+        if response.status_code != 200:
+            raise JobRefused(f"Ray answered {response.status_code}: {response.text[-2000:]}")
+
+    async def stop(self, submission_id: str) -> None:
+        response = await self._send("POST", f"/api/jobs/{submission_id}/stop")
+        if response.status_code not in (200, 404):
+            raise LauncherUnavailable(f"Ray answered {response.status_code} to a stop: {response.text[-500:]}")
+
+    async def jobs(self, submission_ids: Collection[str]) -> Mapping[str, Job]:
+        async def read(submission_id: str) -> Job | None:
+            async with self._reads:
+                response = await self._send("GET", f"/api/jobs/{submission_id}")
+            return None if response.status_code == 404 else _job(_json(response))
+
+        found = await asyncio.gather(*(read(submission_id) for submission_id in submission_ids))
+        return {job.submission_id: job for job in found if job is not None}
+
+    async def active_jobs(self) -> Mapping[str, Job]:
+        response = await self._send("GET", "/api/jobs/")
+        rows = _json(response)
+        if not isinstance(rows, list):
+            raise LauncherUnavailable("Ray's list of jobs is not a list")
+        jobs = [_job(row) for row in rows if SUBMISSION_ID.fullmatch(str(row.get("submission_id")))]
+        return {job.submission_id: job for job in jobs if not job.status.is_terminal}
+
+    async def logs(self, submission_id: str) -> str | None:
+        response = await self._send("GET", f"/api/jobs/{submission_id}/logs")
+        if response.status_code == 404:
+            return None
+        return str(_json(response).get("logs") or "")[-MAX_LOG_LENGTH:]
+
+    async def resources(self) -> ClusterResources:
+        nodes, status = await asyncio.gather(
+            self._send("GET", "/api/v0/nodes"), self._send("GET", "/api/cluster_status")
+        )
+        rows = (_json(nodes).get("data") or {}).get("result") or {}
+        usage = _usage_by_node(_json(status))
+        return ClusterResources(
+            tuple(_node(row, usage) for row in rows.get("result") or [] if row.get("state") == "ALIVE")
+        )
+
+    async def prepare(self) -> None:
+        """Have the head's agent become a Ray driver now: else the first job waits seconds for it."""
+        summary = ((_json(await self._send("GET", "/nodes?view=summary")).get("data") or {}).get("summary")) or []
+        for node in summary:
+            raylet = node.get("raylet") or {}
+            if not raylet.get("isHeadNode") or not raylet.get("dashboardAgentListenPort"):
+                continue
+            agent = f"http://{node.get('ip')}:{raylet['dashboardAgentListenPort']}"
+            # Any job will do; the answer, that there is none of this name, comes after the agent has connected.
+            await self._send("GET", f"{agent}/api/job_agent/jobs/warm-up/logs", timeout=30.0)
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def _send(self, method: str, path: str, *, json: Any = None, timeout: float | None = None) -> httpx.Response:
+        address = self._address()
+        if address is None:
+            raise LauncherUnavailable("the local Ray is starting")
+        url = path if path.startswith("http://") else address.rstrip("/") + path
+        token = self._token()
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        try:
+            response = await self._client.request(
+                method, url, json=json, headers=headers, timeout=_TIMEOUT if timeout is None else timeout
+            )
+        except (httpx.HTTPError, OSError) as error:
+            raise LauncherUnavailable(f"Ray at {address} does not answer: {type(error).__name__}") from error
+        if response.status_code in (401, 403):
+            raise LauncherUnavailable(f"Ray at {address} refuses our token ({response.status_code})")
+        if response.status_code >= 500:
+            raise LauncherUnavailable(f"Ray at {address} answered {response.status_code}: {response.text[-500:]}")
+        return response
+
+
+def read_token(file: Path | None) -> str | None:
+    """Read Ray's token from its file; None where there is none."""
+    return file.read_text().strip() or None if file is not None else None
+
+
+def entrypoint(python: str, request: JobRequest) -> str:
+    """Return the job's command line; `exec` leaves no shell between Ray's signals and the driver."""
+    words = [
+        python, "-m", "workers.driver",
+        "--controller", request.controller_url,
+        "--attempt", request.submission_id,
+        "--enrolment-token", request.enrolment_token,
+    ]  # fmt: skip
+    return "exec " + shlex.join(words)
+
+
+def _json(response: httpx.Response) -> Any:
+    try:
+        return response.json()
+    except ValueError as error:
+        raise LauncherUnavailable(f"{response.request.url.path} answered something that is not JSON") from error
+
+
+def _job(row: Mapping[str, Any]) -> Job:
+    return Job(
+        submission_id=str(row.get("submission_id") or ""),
+        status=JobStatus(str(row.get("status") or "").lower()),
+        owner=str((row.get("metadata") or {}).get(OWNER_METADATA) or ""),
+        message=str(row.get("message") or ""),
+        error_type=str(row.get("error_type") or ""),
+        exit_code=row.get("driver_exit_code"),
+    )
+
+
+def _node(row: Mapping[str, Any], usage: Mapping[str, float]) -> Node:
+    total = row.get("resources_total") or {}
+    return Node(
+        id=str(row.get("node_id")),
+        address=str(row.get("node_ip")),
+        gpus=float(total.get("GPU") or 0.0),
+        gpus_used=usage.get(str(row.get("node_id"))),
+        cpus=float(total.get("CPU") or 0.0),
+        memory_bytes=float(total.get("memory") or 0.0),
+    )
+
+
+def _usage_by_node(status: Mapping[str, Any]) -> dict[str, float]:
+    report = ((status.get("data") or {}).get("clusterStatus") or {}).get("loadMetricsReport") or {}
+    by_node = report.get("usageByNode") or {}
+    # The keys pass through Ray's camel-casing, which must be undone by what it leaves: case.
+    return {str(node).lower(): float((usage.get("GPU") or [0.0])[0]) for node, usage in by_node.items()}

@@ -1,0 +1,93 @@
+"""Runs the service in the foreground: binds the port, starts the application, ends cleanly on SIGINT and SIGTERM."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final
+
+import uvicorn
+from fastapi import FastAPI
+
+from service.app import create_app
+from service.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_SHUTDOWN_S: Final = 5
+_BACKLOG: Final = 2048
+
+
+class AddressInUse(OSError):
+    """The port is taken, or the address is not this machine's."""
+
+
+def serve(settings: Settings, *, on_ready: Callable[[str], None] = lambda _: None) -> int:
+    """Serve until a signal ends it.
+
+    Args:
+        settings: ours; port 0 takes a free one.
+        on_ready: called with the address once runs can be submitted and started.
+    Returns:
+        0 after a clean end, 1 when the application could not start (it has logged why).
+    Raises:
+        AddressInUse: another program listens there.
+    """
+    listener = bind(settings.host, settings.port)
+    port = int(listener.getsockname()[1])
+    app = create_app(settings.model_copy(update={"port": port}))
+    server = _Server(app, on_ready=on_ready)
+    server.run(sockets=[listener])
+    return 0 if server.started else 1
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Listen before anything heavy starts: a taken port is told at once."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host.strip("[]"), port))
+    except OSError as error:
+        listener.close()
+        raise AddressInUse(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from error
+    listener.set_inheritable(False)
+    return listener
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, app: FastAPI, *, on_ready: Callable[[str], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                backlog=_BACKLOG,
+                timeout_keep_alive=15,
+                timeout_graceful_shutdown=_SHUTDOWN_S,
+                lifespan="on",
+                ws="none",
+            )
+        )
+        self._app = app
+        self._on_ready = on_ready
+        self._announcer: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._announcer = asyncio.create_task(self._announce())
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # Live views would otherwise be waited for; they reconnect where they were.
+        self._app.state.feed.close()
+        super().handle_exit(sig, frame)
+
+    async def _announce(self) -> None:
+        controller: Any = self._app.state.controller
+        while controller.problems and not self.should_exit:
+            await asyncio.sleep(0.05)
+        if not self.should_exit:
+            self._on_ready(self._app.state.settings.effective_advertise_url)
