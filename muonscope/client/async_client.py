@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
@@ -19,7 +20,7 @@ from muonscope.client.exchange import (
     read_problem,
     unreachable,
 )
-from muonscope.client.models import Event, Experiment, Page, Parameter, ParameterStep, Run, Series, Step
+from muonscope.client.models import Event, Experiment, HistoryEvent, Page, Parameter, ParameterStep, Run, Series, Step
 from muonscope.client.settings import ClientSettings, checked_url, request_headers
 from muonscope.client.streams import DEFAULT_PATIENCE_S, POLL_S, EventDecoder, Patience
 from muonscope.errors import ServiceFailed, ServiceUnreachable
@@ -118,19 +119,39 @@ class AsyncClient:
             return answer
 
     async def stream(self, run_id: str | None, after: str | None, patience_s: float) -> AsyncIterator[Event]:
-        """Yield a stream's events, connecting again after `after` or the last one seen whenever it breaks."""
+        """Yield a stream's events, connecting again after `after` or the last one seen whenever it breaks.
+
+        The service keeps a run's stream open, for it may be retried; here it ends with the run.
+        """
         patience = Patience(patience_s, last_id=after)
         while True:
-            failure: Exception | None = None
+            failure, is_over = None, False
             try:
-                async for event in self._read_stream(run_id, patience):
-                    patience.note_event(event)
-                    yield event
+                # Closed at once when the run is over, not when the collector gets to it.
+                async with aclosing(self._read_events(run_id, patience)) as events:
+                    async for event in events:
+                        patience.note_event(event)
+                        yield event
+                        is_over = run_id is not None and event.ends_a_run
+                        if is_over:
+                            break
             except (ServiceUnreachable, ServiceFailed) as error:
                 failure = error
-            if failure is None and run_id is not None and (await self.runs.get(run_id)).is_finished:
+            if run_id is not None and (is_over or (failure is None and (await self.runs.get(run_id)).is_finished)):
+                async for last in self._rest_of_history(run_id, patience):
+                    yield last
                 return
             await self._wait(patience, failure)
+
+    async def _rest_of_history(self, run_id: str, patience: Patience) -> AsyncIterator[Event]:
+        for entry in await self.send(calls.list_events(run_id, patience.last_history_id)):
+            yield Event(event="event", data=entry.model_dump(mode="json"))
+
+    async def download(self, call: Call[str]) -> AsyncIterator[str]:
+        """Yield an answer's text piece by piece, whatever its length."""
+        async with self._opened(build_request(call, self._http)) as response:
+            async for text in response.aiter_text():
+                yield text
 
     async def poll(self, call: Call[Watched], every_s: float, patience_s: float) -> AsyncIterator[Watched]:
         """Yield each changed answer of a call until it says that it is finished."""
@@ -149,20 +170,26 @@ class AsyncClient:
             seen = answer
             await asyncio.sleep(every_s)
 
-    async def _read_stream(self, run_id: str | None, patience: Patience) -> AsyncIterator[Event]:
+    async def _read_events(self, run_id: str | None, patience: Patience) -> AsyncGenerator[Event]:
         request = build_request(calls.stream_events(run_id), self._http)
         request.headers.update(patience.headers())
         decoder = EventDecoder()
+        async with self._opened(request) as response:
+            async for line in response.aiter_lines():
+                event = decoder.feed(line)
+                if event is not None:
+                    yield event
+
+    @asynccontextmanager
+    async def _opened(self, request: httpx.Request) -> AsyncIterator[httpx.Response]:
+        """Open a response to read it piece by piece; what it says or how it breaks becomes our errors."""
         try:
             response = await self._http.send(request, stream=True)
             try:
                 if not response.is_success:
                     await response.aread()
                     raise read_problem(response)
-                async for line in response.aiter_lines():
-                    event = decoder.feed(line)
-                    if event is not None:
-                        yield event
+                yield response
             finally:
                 await response.aclose()
         except httpx.TransportError as error:
@@ -215,10 +242,12 @@ class AsyncRuns:
         return await self._client.send(calls.stop_run(run_id))
 
     async def retry(self, run_id: str) -> Run:
+        """Queue a failed or stopped run again, for another attempt under the same id."""
         return await self._client.send(calls.retry_run(run_id))
 
-    async def clone(self, run_id: str) -> Run:
-        return await self._client.send(calls.clone_run(run_id))
+    async def clone(self, run_id: str, *, idempotency_key: str | None = None) -> Run:
+        """Queue a new run with the same spec."""
+        return await self._client.send(calls.clone_run(run_id, idempotency_key))
 
     async def steps(self, run_id: str, *, start: int = 0, stop: int | None = None) -> AsyncIterator[Step]:
         """Iterate over the recorded steps from `start` to before `stop`, exact, page by page."""
@@ -236,10 +265,20 @@ class AsyncRuns:
     async def parameters(self, run_id: str) -> Sequence[Parameter]:
         return (await self._client.send(calls.list_parameters(run_id))).items
 
-    async def parameter_steps(self, run_id: str, index: int) -> Sequence[ParameterStep]:
-        return (await self._client.send(calls.list_parameter_steps(run_id, index))).items
+    async def parameter_steps(self, run_id: str, index: int) -> AsyncIterator[ParameterStep]:
+        """Iterate over one parameter's momentum norm after each step."""
+        position: int | None = 0
+        while position is not None:
+            page = await self._client.send(calls.list_parameter_steps(run_id, index, position))
+            for item in page.items:
+                yield item
+            position = None if page.next_cursor is None else int(page.next_cursor)
 
-    async def history(self, run_id: str) -> Sequence[dict[str, Any]]:
+    def csv(self, run_id: str, *, start: int = 0, stop: int | None = None) -> AsyncIterator[str]:
+        """Iterate over the pieces of a CSV file of every step."""
+        return self._client.download(calls.download_steps(run_id, start, stop))
+
+    async def history(self, run_id: str) -> Sequence[HistoryEvent]:
         """Return every status change of a run."""
         return await self._client.send(calls.list_events(run_id))
 

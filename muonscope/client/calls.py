@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from muonscope.client.models import (
     Event,
     Experiment,
+    HistoryEvent,
     Page,
     Parameter,
     ParameterStep,
@@ -52,7 +53,7 @@ def submit_run(spec: Spec, idempotency_key: str | None = None) -> Call[Run]:
         "/runs",
         Run.model_validate,
         body=_json_of(spec),
-        headers={"Idempotency-Key": idempotency_key or str(uuid4())},
+        headers=_once(idempotency_key),
     )
 
 
@@ -75,8 +76,9 @@ def retry_run(run_id: str) -> Call[Run]:
     return Call("POST", f"/runs/{_segment(run_id)}/retry", Run.model_validate, is_repeatable=False)
 
 
-def clone_run(run_id: str) -> Call[Run]:
-    return Call("POST", f"/runs/{_segment(run_id)}/clone", Run.model_validate, is_repeatable=False)
+def clone_run(run_id: str, idempotency_key: str | None = None) -> Call[Run]:
+    path = f"/runs/{_segment(run_id)}/clone"
+    return Call("POST", path, Run.model_validate, headers=_once(idempotency_key))
 
 
 def list_steps(
@@ -85,6 +87,12 @@ def list_steps(
     params = _given(start=start, stop=stop, limit=limit)
     parse = _page_of(Step, "steps", cursor_key="next_start")
     return Call("GET", f"/runs/{_segment(run_id)}/steps", parse, params=params)
+
+
+def download_steps(run_id: str, start: int | None = None, stop: int | None = None) -> Call[str]:
+    """Every step as CSV, for a reader that takes it piece by piece."""
+    params = {"format": "csv", **_given(start=start, stop=stop)}
+    return Call("GET", f"/runs/{_segment(run_id)}/steps", str, params=params, is_text=True)
 
 
 def get_series(run_id: str, fields: Sequence[str], max_points: int) -> Call[Series]:
@@ -96,13 +104,16 @@ def list_parameters(run_id: str) -> Call[Page[Parameter]]:
     return Call("GET", f"/runs/{_segment(run_id)}/parameters", _page_of(Parameter, "parameters"))
 
 
-def list_parameter_steps(run_id: str, index: int) -> Call[Page[ParameterStep]]:
+def list_parameter_steps(run_id: str, index: int, start: int | None = None) -> Call[Page[ParameterStep]]:
     path = f"/runs/{_segment(run_id)}/parameters/{index}/steps"
-    return Call("GET", path, _page_of(ParameterStep, "steps"))
+    return Call("GET", path, _page_of(ParameterStep, "steps", cursor_key="next_start"), params=_given(start=start))
 
 
-def list_events(run_id: str) -> Call[list[dict[str, Any]]]:
-    return Call("GET", f"/runs/{_segment(run_id)}/events", lambda answer: [dict(event) for event in answer["events"]])
+def list_events(run_id: str, after: int = 0) -> Call[list[HistoryEvent]]:
+    def parse(answer: Any) -> list[HistoryEvent]:
+        return [HistoryEvent.model_validate(event) for event in answer["events"]]
+
+    return Call("GET", f"/runs/{_segment(run_id)}/events", parse, params={"after": after})
 
 
 def stream_events(run_id: str | None) -> Call[Event]:
@@ -166,6 +177,11 @@ def _json_of(spec: Spec) -> dict[str, Any]:
     if "task" in said:
         said["task"]["name"] = spec.task.name
     return said
+
+
+def _once(idempotency_key: str | None) -> dict[str, str]:
+    """Make a repeat of this request answer with the first one's run."""
+    return {"Idempotency-Key": idempotency_key or str(uuid4())}
 
 
 def _segment(identifier: str) -> str:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from muonscope.contract.attempts import Failure, Number, ParameterFact
 from muonscope.contract.run_spec import RunSpec
-from muonscope.contract.status import AttemptStatus, RunStatus, Verdict
+from muonscope.contract.status import AttemptStatus, MomentumUnit, RunStatus, Verdict
 
 Item = TypeVar("Item")
 
@@ -30,7 +30,16 @@ class RunVerdict(_Answer):
     step: int | None = None
     """The step the verdict hangs on; null where it is about the whole run."""
     parameter: str | None = None
-    evidence: Any = None
+    evidence: str = ""
+
+
+class RunFinding(_Answer):
+    """A verdict, or a lesser thing that the record shows."""
+
+    name: str
+    step: int | None = None
+    parameter: str | None = None
+    evidence: str | None = None
 
 
 class Summary(_Answer):
@@ -43,6 +52,8 @@ class Summary(_Answer):
     final_loss_scale: Number | None = None
     parameters_moved: int | None = None
     parameters_total: int | None = None
+    muon_parameters_moved: int | None = None
+    muon_parameters_total: int | None = None
     momentum_finite: bool | None = None
     max_weight_motion: Number | None = None
     """Largest 2-norm of (w - w0) over Muon-routed parameters."""
@@ -61,6 +72,9 @@ class Attempt(_Answer):
     """Unix seconds at which each phase ended."""
     ranks: list[dict[str, Any]] = Field(default_factory=list)
     environment: dict[str, Any] = Field(default_factory=dict)
+    momentum_unit: MomentumUnit | None = None
+    data_hash: str | None = None
+    initial_parameters_hash: str | None = None
     created_at: datetime | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
@@ -77,15 +91,17 @@ class Run(_Answer):
     spec: dict[str, Any]
     fingerprint: str
     status: RunStatus
+    stop_requested: bool = False
     waiting_reason: str | None = None
     queue_position: int | None = None
     failure: RunFailure | None = None
     verdict: RunVerdict | None = None
-    findings: list[Any] = Field(default_factory=list)
+    findings: list[RunFinding] = Field(default_factory=list)
     attempts: list[Attempt] = Field(default_factory=list)
     summary: Summary = Summary()
     experiment_id: str | None = None
     tags: list[str] = Field(default_factory=list)
+    priority: int = 0
     created_at: datetime | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
@@ -116,7 +132,7 @@ class Step(_Answer):
     nonfinite_parameters: int | None = None
     ns_calls: int | None = None
     step_time_s: Number | None = None
-    largest_parameter: int | str | None = None
+    largest_parameter: int | None = None
     tokens: int | None = None
 
 
@@ -172,9 +188,30 @@ class Page(Generic[Item]):
     next_cursor: str | int | None = None
 
 
+class HistoryEvent(_Answer):
+    """One thing that happened to a run: a change of status, an alarm."""
+
+    id: int
+    run_id: str | None = None
+    attempt: int | None = None
+    at: datetime | None = None
+    kind: str = ""
+    from_status: str | None = None
+    to_status: str | None = None
+    who: str = ""
+    why: str = ""
+    detail: dict[str, Any] | None = None
+
+
 class Event(_Answer):
-    """One entry of a stream or of a run's history."""
+    """One entry of a live stream: `run` with a run's JSON, or `event` with one of its history."""
 
     id: str | None = None
     event: str = "message"
     data: Any = None
+
+    @property
+    def ends_a_run(self) -> bool:
+        """Whether it is a run's state after which nothing more happens of itself."""
+        status = self.data.get("status") if self.event == "run" and isinstance(self.data, dict) else None
+        return status in list(RunStatus) and RunStatus(status).is_terminal

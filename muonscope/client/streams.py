@@ -66,6 +66,12 @@ class Patience:
     def headers(self) -> dict[str, str]:
         return {} if self.last_id is None else {"Last-Event-ID": self.last_id}
 
+    @property
+    def last_history_id(self) -> int:
+        """The newest entry of the run's history that the stream gave: ids are `revision.entry`."""
+        entry = (self.last_id or "").partition(".")[2]
+        return int(entry) if entry.isdecimal() else 0
+
     def note_event(self, event: Event) -> None:
         self.last_id = event.id if event.id is not None else self.last_id
         self.note_answer()

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
@@ -18,7 +19,7 @@ from muonscope.client.exchange import (
     read_problem,
     unreachable,
 )
-from muonscope.client.models import Event, Experiment, Page, Parameter, ParameterStep, Run, Series, Step
+from muonscope.client.models import Event, Experiment, HistoryEvent, Page, Parameter, ParameterStep, Run, Series, Step
 from muonscope.client.settings import ClientSettings, checked_url, request_headers
 from muonscope.client.streams import DEFAULT_PATIENCE_S, POLL_S, EventDecoder, Patience
 from muonscope.errors import ServiceFailed, ServiceUnreachable
@@ -117,19 +118,35 @@ class Client:
             return answer
 
     def stream(self, run_id: str | None, after: str | None, patience_s: float) -> Iterator[Event]:
-        """Yield a stream's events, connecting again after `after` or the last one seen whenever it breaks."""
+        """Yield a stream's events, connecting again after `after` or the last one seen whenever it breaks.
+
+        The service keeps a run's stream open, for it may be retried; here it ends with the run.
+        """
         patience = Patience(patience_s, last_id=after)
         while True:
-            failure: Exception | None = None
+            failure, is_over = None, False
             try:
-                for event in self._read_stream(run_id, patience):
+                for event in self._read_events(run_id, patience):
                     patience.note_event(event)
                     yield event
+                    is_over = run_id is not None and event.ends_a_run
+                    if is_over:
+                        break
             except (ServiceUnreachable, ServiceFailed) as error:
                 failure = error
-            if failure is None and run_id is not None and self.runs.get(run_id).is_finished:
+            if run_id is not None and (is_over or (failure is None and self.runs.get(run_id).is_finished)):
+                yield from self._rest_of_history(run_id, patience)
                 return
             self._wait(patience, failure)
+
+    def _rest_of_history(self, run_id: str, patience: Patience) -> Iterator[Event]:
+        for entry in self.send(calls.list_events(run_id, patience.last_history_id)):
+            yield Event(event="event", data=entry.model_dump(mode="json"))
+
+    def download(self, call: Call[str]) -> Iterator[str]:
+        """Yield an answer's text piece by piece, whatever its length."""
+        with self._opened(build_request(call, self._http)) as response:
+            yield from response.iter_text()
 
     def poll(self, call: Call[Watched], every_s: float, patience_s: float) -> Iterator[Watched]:
         """Yield each changed answer of a call until it says that it is finished."""
@@ -148,20 +165,26 @@ class Client:
             seen = answer
             time.sleep(every_s)
 
-    def _read_stream(self, run_id: str | None, patience: Patience) -> Iterator[Event]:
+    def _read_events(self, run_id: str | None, patience: Patience) -> Iterator[Event]:
         request = build_request(calls.stream_events(run_id), self._http)
         request.headers.update(patience.headers())
         decoder = EventDecoder()
+        with self._opened(request) as response:
+            for line in response.iter_lines():
+                event = decoder.feed(line)
+                if event is not None:
+                    yield event
+
+    @contextmanager
+    def _opened(self, request: httpx.Request) -> Iterator[httpx.Response]:
+        """Open a response to read it piece by piece; what it says or how it breaks becomes our errors."""
         try:
             response = self._http.send(request, stream=True)
             try:
                 if not response.is_success:
                     response.read()
                     raise read_problem(response)
-                for line in response.iter_lines():
-                    event = decoder.feed(line)
-                    if event is not None:
-                        yield event
+                yield response
             finally:
                 response.close()
         except httpx.TransportError as error:
@@ -213,10 +236,12 @@ class Runs:
         return self._client.send(calls.stop_run(run_id))
 
     def retry(self, run_id: str) -> Run:
+        """Queue a failed or stopped run again, for another attempt under the same id."""
         return self._client.send(calls.retry_run(run_id))
 
-    def clone(self, run_id: str) -> Run:
-        return self._client.send(calls.clone_run(run_id))
+    def clone(self, run_id: str, *, idempotency_key: str | None = None) -> Run:
+        """Queue a new run with the same spec."""
+        return self._client.send(calls.clone_run(run_id, idempotency_key))
 
     def steps(self, run_id: str, *, start: int = 0, stop: int | None = None) -> Iterator[Step]:
         """Iterate over the recorded steps from `start` to before `stop`, exact, page by page."""
@@ -233,10 +258,19 @@ class Runs:
     def parameters(self, run_id: str) -> Sequence[Parameter]:
         return self._client.send(calls.list_parameters(run_id)).items
 
-    def parameter_steps(self, run_id: str, index: int) -> Sequence[ParameterStep]:
-        return self._client.send(calls.list_parameter_steps(run_id, index)).items
+    def parameter_steps(self, run_id: str, index: int) -> Iterator[ParameterStep]:
+        """Iterate over one parameter's momentum norm after each step."""
+        position: int | None = 0
+        while position is not None:
+            page = self._client.send(calls.list_parameter_steps(run_id, index, position))
+            yield from page.items
+            position = None if page.next_cursor is None else int(page.next_cursor)
 
-    def history(self, run_id: str) -> Sequence[dict[str, Any]]:
+    def csv(self, run_id: str, *, start: int = 0, stop: int | None = None) -> Iterator[str]:
+        """Iterate over the pieces of a CSV file of every step."""
+        return self._client.download(calls.download_steps(run_id, start, stop))
+
+    def history(self, run_id: str) -> Sequence[HistoryEvent]:
         """Return every status change of a run."""
         return self._client.send(calls.list_events(run_id))
 

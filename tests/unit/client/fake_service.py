@@ -35,7 +35,7 @@ def run_json(run_id: str = "r1", **changes: Any) -> dict[str, Any]:
 
 TRAINED: dict[str, Any] = {
     "status": "succeeded",
-    "verdict": {"name": "trains", "step": None, "parameter": None, "evidence": {"applied": 28}},
+    "verdict": {"name": "trains", "step": None, "parameter": None, "evidence": "30 steps, 28 applied, all finite"},
     "summary": {
         "steps": 30,
         "applied": 28,
@@ -52,7 +52,7 @@ TRAINED: dict[str, Any] = {
 DIED: dict[str, Any] = {
     "status": "failed",
     "failure": {"kind": "loss_scale_exhausted", "rank": 0, "step": 17, "message": "the loss scale is at its minimum"},
-    "verdict": {"name": "dies", "step": 17, "parameter": None, "evidence": {"loss_scale": 1.0}},
+    "verdict": {"name": "dies", "step": 17, "parameter": None, "evidence": "overflow at loss scale 1"},
     "summary": {
         "steps": 17,
         "applied": 0,
@@ -75,6 +75,9 @@ def problem(status: int, title: str, **members: Any) -> httpx.Response:
     )
 
 
+ALWAYS: dict[str, Any] = {"/healthz": {"status": "alive"}, "/readyz": {"status": "ready"}}
+
+
 @dataclass
 class FakeService:
     """Answers by path; `failures` are used up first, one a request."""
@@ -91,7 +94,7 @@ class FakeService:
             if isinstance(failure, Exception):
                 raise failure
             return failure
-        answer = self.answers.get((request.method, request.url.path))
+        answer = self.answers.get((request.method, request.url.path), ALWAYS.get(request.url.path))
         if isinstance(answer, list):
             answer = answer.pop(0) if len(answer) > 1 else answer[0]
         if callable(answer):

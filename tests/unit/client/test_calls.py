@@ -162,6 +162,36 @@ def test_a_matrix_and_a_builtin_experiment_are_both_asked_for_by_name(client: Cl
     ]
 
 
+def test_one_parameters_norms_are_read_over_all_pages(client: Client, service: FakeService) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        start = int(request.url.params["start"])
+        steps = [{"step": start, "momentum_norm": "NaN" if start else 1.5}]
+        return httpx.Response(200, json={"steps": steps, "next_start": 1 if start == 0 else None})
+
+    service.answers["GET", "/runs/r1/parameters/3/steps"] = answer
+
+    first, second = client.runs.parameter_steps("r1", 3)
+
+    assert (first.step, first.momentum_norm, second.step) == (0, 1.5, 1)
+    assert second.momentum_norm is not None
+    assert math.isnan(second.momentum_norm)
+
+
+def test_csv_comes_in_pieces_as_the_service_wrote_it(client: Client, service: FakeService) -> None:
+    service.answers["GET", "/runs/r1/steps"] = httpx.Response(200, text="step,loss\r\n0,nan\r\n")
+
+    assert "".join(client.runs.csv("r1", start=5)) == "step,loss\r\n0,nan\r\n"
+    assert dict(service.requests[0].url.params) == {"format": "csv", "start": "5"}
+
+
+def test_a_clone_that_was_cut_off_stays_one_run(client: Client, service: FakeService, pauses: list[float]) -> None:
+    service.failures = [httpx.ReadError("cut")]
+    service.answers["POST", "/runs/r1/clone"] = run_json("r2")
+
+    assert client.runs.clone("r1").id == "r2"
+    assert len({request.headers["Idempotency-Key"] for request in service.requests}) == 1
+
+
 @pytest.mark.parametrize(
     ("call", "method", "path"),
     [

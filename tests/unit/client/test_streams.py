@@ -8,6 +8,7 @@ from muonscope.client.streams import EventDecoder, Patience
 from muonscope.errors import NotFound, ServiceUnreachable
 from tests.unit.client.fake_service import TRAINED, BrokenStream, FakeService, problem, run_json
 
+NO_HISTORY: dict[str, list[object]] = {"events": []}
 STREAM = {"Content-Type": "text/event-stream"}
 
 
@@ -39,23 +40,60 @@ def test_a_cut_stream_goes_on_after_the_last_event_seen(
     service.answers["GET", "/runs/r1/events"] = [
         stream("id: 1\ndata: 1\n\nid: 2\ndata: 2\n\n", cut=True),
         stream("id: 3\ndata: 3\n\n", cut=False),
+        NO_HISTORY,
     ]
     service.answers["GET", "/runs/r1"] = run_json(**TRAINED)
 
     assert [event.data for event in client.runs.events("r1")] == [1, 2, 3]
 
-    streams = [request for request in service.requests if request.url.path.endswith("/events")]
+    streams = [request for request in service.requests if request.headers["Accept"] == "text/event-stream"]
     assert [request.headers.get("Last-Event-ID") for request in streams] == [None, "2"]
-    assert all(request.headers["Accept"] == "text/event-stream" for request in streams)
 
 
 def test_a_stream_that_ends_before_its_run_is_taken_up_again(
     client: Client, service: FakeService, pauses: list[float]
 ) -> None:
-    service.answers["GET", "/runs/r1/events"] = [stream("data: 1\n\n", cut=False), stream("data: 2\n\n", cut=False)]
+    service.answers["GET", "/runs/r1/events"] = [
+        stream("data: 1\n\n", cut=False),
+        stream("data: 2\n\n", cut=False),
+        NO_HISTORY,
+    ]
     service.answers["GET", "/runs/r1"] = [run_json(status="running"), run_json(**TRAINED)]
 
     assert [event.data for event in client.runs.events("r1")] == [1, 2]
+
+
+def test_a_runs_stream_ends_with_the_run_and_the_rest_of_its_history(
+    client: Client, service: FakeService, pauses: list[float]
+) -> None:
+    """The service keeps the stream open for a retry: whoever follows a run would wait for ever."""
+    text = (
+        'event: event\nid: 7.3\ndata: {"id": 3}\n\n'
+        'event: run\nid: 9.3\ndata: {"status": "failed"}\n\n'
+        'event: event\nid: 9.4\ndata: {"id": 4}\n\n'
+    )
+    service.answers["GET", "/runs/r1/events"] = [
+        stream(text, cut=False),
+        httpx.Response(200, json={"events": [{"id": 4, "kind": "status", "to_status": "failed"}]}),
+    ]
+
+    events = list(client.runs.events("r1"))
+
+    assert [event.data.get("id", event.event) for event in events] == [3, "run", 4]
+    assert service.requests[-1].url.params["after"] == "3"
+    assert pauses == []
+
+
+def test_the_stream_of_all_runs_does_not_end_with_one_of_them(
+    client: Client, service: FakeService, pauses: list[float]
+) -> None:
+    text = 'event: run\nid: 1\ndata: {"status": "failed"}\n\nevent: run\nid: 2\ndata: {"status": "queued"}\n\n'
+    service.answers["GET", "/events"] = [stream(text, cut=True), problem(404, "enough")]
+
+    with pytest.raises(NotFound):
+        list(client.events())
+
+    assert service.requests[-1].headers["Last-Event-ID"] == "2"
 
 
 def test_a_stream_of_nothing_known_is_an_error_at_once(

@@ -1,0 +1,79 @@
+# One command for everything; CI calls the same ones. `make` alone lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+# The first interpreter that is new enough and really runs.
+PYTHON ?= $(shell for name in python3.13 python3.12 python3.11 python3; do \
+	$$name -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$name && break; \
+	done)
+BIN := .venv/bin
+INPUTS := pyproject.toml requirements.lock $(wildcard hatch_build.py)
+# State of the services that `make demo` and `make up` start: both show the same record.
+export MUONSCOPE_HOME ?= $(CURDIR)/.muonscope
+# On machines without a GPU torch's compiler costs seconds of start and changes no number that is tested here.
+TEST_ENVIRONMENT := TORCHDYNAMO_DISABLE=1 OMP_NUM_THREADS=1 DS_ACCELERATOR=cpu
+PYTEST := $(TEST_ENVIRONMENT) $(BIN)/python -m pytest
+
+.PHONY: help
+help: ## List the commands.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+# Each stamp is newer than what it was made from: a second call has nothing to do.
+.venv/bin/python:
+	@if [ -z "$(PYTHON)" ]; then echo "Python 3.11, 3.12 or 3.13 is needed; none was found" >&2; exit 1; fi
+	$(PYTHON) -m venv .venv
+
+.venv/installed: $(INPUTS) | .venv/bin/python
+	@echo 'installing into .venv: once, for some minutes'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e .
+	@touch $@
+
+.venv/installed-dev: $(INPUTS) | .venv/bin/python
+	@echo 'installing into .venv: once, for some minutes'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[dev]'
+	@touch $@ .venv/installed
+
+.PHONY: install install-dev
+install: .venv/installed ## Make .venv with what is needed to run.
+install-dev: .venv/installed-dev ## Make .venv with what is needed to work on the code.
+
+.PHONY: demo up
+demo: .venv/installed ## Run the thirty-step experiment from nothing and print its table (ARGS=--json and others).
+	@$(BIN)/muonscope experiment run thirty-step $(ARGS)
+
+up: .venv/installed ## Start the service here, on port 8800 (ARGS="--port 8801" and others).
+	@$(BIN)/muonscope up $(ARGS)
+
+.PHONY: check format test faults golden bench bench-gpu
+check: .venv/installed-dev ## Formatting, lint, types, import rules; the dashboard's types where Node's packages are.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	@if [ -d service/dashboard/web/node_modules ]; then \
+		PATH="$(CURDIR)/$(BIN):$$PATH" npm --prefix service/dashboard/web run --silent check; fi
+
+format: .venv/installed-dev ## Put the code into the one format.
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test: check ## The checks, then every test that needs no GPU (ARGS="-k name" and others).
+	$(PYTEST) $(ARGS)
+
+faults: .venv/installed-dev ## Kill, stop and fill things while runs train; minutes.
+	$(PYTEST) tests/faults -m 'not gpu' $(ARGS)
+
+golden: .venv/installed-dev ## Hold the golden numbers against this machine.
+	$(PYTEST) tests/golden tests/acceptance -m 'not gpu and not multi_gpu' $(ARGS)
+
+bench: .venv/installed-dev ## Print measured numbers on the CPU.
+	$(PYTEST) tests/benchmarks -s -m 'benchmark and not gpu and not multi_gpu' $(ARGS)
+
+bench-gpu: .venv/installed-dev ## Print measured numbers on this machine's GPUs.
+	$(BIN)/python -m pytest tests/benchmarks -s -m 'benchmark and (gpu or multi_gpu)' $(ARGS)
+
+.PHONY: db-revision
+db-revision: .venv/installed-dev ## Write a migration for the models' changes: make db-revision m="add run notes".
+	@if [ -z "$(m)" ]; then echo 'say what changes: make db-revision m="add run notes"' >&2; exit 1; fi
+	$(BIN)/alembic revision --autogenerate -m "$(m)"

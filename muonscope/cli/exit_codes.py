@@ -1,0 +1,36 @@
+"""What the shell learns from a run: 0 trains, 3 another verdict, 1 failure, 130 stopped."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from muonscope.client import Run
+
+TRAINS: Final = 0
+FAILURE: Final = 1
+OTHER_VERDICT: Final = 3
+STOPPED: Final = 130
+
+
+def exit_code(run: "Run") -> int:
+    """Judge one finished run.
+
+    A death that is itself the verdict is another verdict; a worker or a machine that failed is a failure,
+    whatever the record showed until then.
+    """
+    from muonscope.contract.status import FailureKind, RunStatus, Verdict
+
+    if run.status is RunStatus.STOPPED:
+        return STOPPED
+    deaths = (FailureKind.LOSS_SCALE_EXHAUSTED, FailureKind.NO_PROGRESS)
+    if run.status is RunStatus.FAILED and (run.failure is None or run.failure.kind not in deaths):
+        return FAILURE
+    if run.verdict is None:
+        return FAILURE
+    return TRAINS if run.verdict.name is Verdict.TRAINS else OTHER_VERDICT
+
+
+def worst(codes: Iterable[int]) -> int:
+    """Fold many runs' codes: stopped before failure before another verdict before trains."""
+    found = set(codes)
+    return next((code for code in (STOPPED, FAILURE, OTHER_VERDICT) if code in found), TRAINS)

@@ -1,0 +1,127 @@
+"""Verbs about experiments: run, show, ls."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from muonscope.cli import exit_codes
+from muonscope.cli.interrupts import sigterm_interrupts
+from muonscope.cli.options import Json, Url, open_client
+from muonscope.cli.screen import Screen
+
+if TYPE_CHECKING:
+    from muonscope.client import Client, Experiment
+
+experiment_app = typer.Typer(no_args_is_help=True, help="Questions, each answered by several runs.")
+
+ExperimentId = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="Its id, as `muonscope experiment ls` shows.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register this module's verbs."""
+    app.add_typer(experiment_app, name="experiment", rich_help_panel="Experiments")
+
+
+@experiment_app.command("run")
+def run(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A built-in experiment: thirty-step or byte-gpt.")],
+    text: Annotated[
+        str | None, typer.Option(metavar="PATH", help="For byte-gpt: train on this file or folder of your own.")
+    ] = None,
+    keep_serving: Annotated[
+        bool, typer.Option("--keep-serving", help="Leave the service up afterwards, until Ctrl-C.")
+    ] = False,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Run a built-in experiment and print its table.
+
+    Uses the service at MUONSCOPE_URL; where none is named and none answers, starts one and ends it afterwards.
+    Ends with 0 only when every run shows what is known of it.
+    """
+    from muonscope.cli.service_process import service_for
+
+    screen = Screen(as_json)
+    options: dict[str, Any] = {} if text is None else {"text": str(Path(text).absolute())}
+    with sigterm_interrupts(), service_for(url, screen) as client:
+        finished = _follow(client, client.experiments.create_builtin(name, **options), screen)
+        _print_result(finished, screen)
+        dashboard = f"{client.url}/ui/experiments/{finished.id}"
+        screen.progress(f"dashboard: {dashboard}")
+        if keep_serving:
+            _wait_for_interrupt(screen)
+    raise typer.Exit(_exit_code(finished))
+
+
+@experiment_app.command("show")
+def show(experiment_id: ExperimentId, url: Url = None, as_json: Json = False) -> None:
+    """Print an experiment's table as it stands."""
+    screen = Screen(as_json)
+    with open_client(url) as client:
+        _print_result(client.experiments.get(experiment_id), screen)
+
+
+@experiment_app.command("ls")
+def ls(url: Url = None, as_json: Json = False) -> None:
+    """List experiments."""
+    screen = Screen(as_json)
+    with open_client(url) as client:
+        experiments = client.experiments.list()
+    if as_json:
+        screen.json(experiments)
+    elif experiments:
+        screen.table(
+            ("experiment", "name", "status", "runs"),
+            [(each.id, each.name, each.status or "", str(len(each.runs))) for each in experiments],
+        )
+    else:
+        screen.progress("no experiments yet: `muonscope experiment run thirty-step` runs one")
+
+
+def _follow(client: "Client", experiment: "Experiment", screen: Screen) -> "Experiment":
+    """Show the runs' progress to their end; stop them when the command is told to end."""
+    from muonscope.cli.progress import follow_runs
+
+    latest = experiment
+    try:
+        with follow_runs(experiment.runs, screen) as progress:
+            for latest in client.experiments.watch(experiment.id):
+                progress.update(latest.runs)
+    except KeyboardInterrupt:
+        for run in latest.runs:
+            if not run.is_finished:
+                client.runs.stop(run.id)
+        screen.progress("stopped")
+        raise typer.Exit(exit_codes.STOPPED) from None
+    return latest
+
+
+def _print_result(experiment: "Experiment", screen: Screen) -> None:
+    from muonscope.cli.experiment_views import PUBLISHED_COLUMN, checks, result_table
+
+    if screen.as_json:
+        document = experiment.model_dump(mode="json")
+        document[PUBLISHED_COLUMN] = [
+            None if check is None else {"matches": not check, "differences": check} for check in checks(experiment)
+        ]
+        screen.json(document)
+        return
+    columns, rows = result_table(experiment)
+    screen.table(columns, rows, title=f"{experiment.name} ({experiment.id})")
+
+
+def _exit_code(experiment: "Experiment") -> int:
+    from muonscope.cli.experiment_views import experiment_exit_code
+
+    return experiment_exit_code(experiment)
+
+
+def _wait_for_interrupt(screen: Screen) -> None:
+    import signal
+
+    screen.progress("serving until Ctrl-C")
+    try:
+        signal.pause()
+    except KeyboardInterrupt:
+        return

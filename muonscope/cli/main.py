@@ -1,0 +1,79 @@
+"""The `muonscope` command: its verbs, and how errors reach the reader.
+
+Only Typer is imported here and in the verbs' modules; whatever weighs more is imported inside the verb that needs it.
+"""
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import typer
+
+from muonscope.cli import exit_codes, experiment_verbs, run_verbs, system_verbs
+from muonscope.cli.screen import visible
+from muonscope.cli.up import up
+
+if TYPE_CHECKING:
+    from muonscope.errors import MuonscopeError
+
+HELP = """See, measure and get rid of Muon step-ordering corruption under DeepSpeed.
+
+Verbs that wait for a run end with 0 when it trains, 3 for another verdict, 1 for a failure, 130 when stopped.
+"""
+
+app = typer.Typer(
+    name="muonscope",
+    help=HELP,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("up", rich_help_panel="Service")(up)
+run_verbs.add_to(app)
+experiment_verbs.add_to(app)
+system_verbs.add_to(app)
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: bool = typer.Option(False, "--version", help="Print the version and end.", is_eager=True),
+) -> None:
+    if version:
+        from importlib.metadata import version as installed_version
+
+        print(f"muonscope {installed_version('muonscope')}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line of this process and end it with the verb's exit code.
+
+    Typer itself ends a misused command with 2, Ctrl-C with 130, and a closed pipe without a word.
+    """
+    from muonscope.errors import MuonscopeError
+
+    try:
+        app(prog_name="muonscope")
+    except MuonscopeError as error:
+        _print_error(error, as_json="--json" in sys.argv)
+        sys.exit(exit_codes.FAILURE)
+
+
+def _print_error(error: "MuonscopeError", *, as_json: bool) -> None:
+    """Say what happened and what to try, on standard error."""
+    field, value = getattr(error, "field", None), getattr(error, "value", None)
+    if as_json:
+        document = {"error": type(error).__name__, "detail": str(error), "remedy": error.remedy}
+        document |= {"status": getattr(error, "status", None), "field": field, "value": value}
+        print(json.dumps({key: item for key, item in document.items() if item is not None}), file=sys.stderr)
+        return
+    print(f"muonscope: {visible(str(error))}", file=sys.stderr)
+    if field:
+        print(f"  field:  {visible(str(field))}", file=sys.stderr)
+        print(f"  value:  {visible(json.dumps(value, ensure_ascii=False))[:200]}", file=sys.stderr)
+    if error.remedy:
+        print(f"  remedy: {visible(error.remedy)}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""Verbs about runs: submit, run, ls, show, watch, compare, logs, stop, retry, export."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from muonscope.cli import exit_codes
+from muonscope.cli.interrupts import sigterm_interrupts
+from muonscope.cli.options import Json, RunId, SpecPath, Url, open_client
+from muonscope.cli.screen import Screen
+
+if TYPE_CHECKING:
+    from muonscope.client import Client, Run, Step
+
+_PANEL = "Runs"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register this module's verbs."""
+    verbs = (submit, run, ls, show, watch, compare, logs, stop, retry, export)
+    for verb in verbs:
+        app.command(verb.__name__, rich_help_panel=_PANEL)(verb)
+
+
+def submit(spec: SpecPath, url: Url = None, as_json: Json = False) -> None:
+    """Queue a run and print its id."""
+    from muonscope.cli.spec_files import read_spec
+
+    screen = Screen(as_json)
+    with open_client(url) as client:
+        queued = client.runs.submit(read_spec(spec))
+    if as_json:
+        screen.json(queued)
+        return
+    screen.line(queued.id)
+    screen.progress(f"{queued.name} is {queued.status}; follow it with `muonscope watch {queued.id}`")
+
+
+def run(spec: SpecPath, url: Url = None, as_json: Json = False) -> None:
+    """Queue a run, follow it to its end, and exit by its verdict. Ctrl-C stops the run."""
+    from muonscope.cli.spec_files import read_spec
+
+    with open_client(url) as client:
+        queued = client.runs.submit(read_spec(spec))
+        with _stopped_on_interrupt(client, queued):
+            _follow(client, queued, Screen(as_json))
+
+
+def ls(
+    query: Annotated[str | None, typer.Argument(metavar="[QUERY]", help="Only runs that match.")] = None,
+    sort: Annotated[str | None, typer.Option(help="Field to sort by; a leading - turns it round.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="At most this many.")] = 20,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """List runs, newest first."""
+    from itertools import islice
+
+    from muonscope.cli.run_views import RUN_COLUMNS, run_row
+
+    screen = Screen(as_json)
+    with open_client(url) as client:
+        runs = list(islice(client.runs.list(query, sort=sort), limit))
+    if as_json:
+        screen.json(runs)
+    elif runs:
+        screen.table(RUN_COLUMNS, [run_row(each) for each in runs])
+    else:
+        screen.progress("no runs" + (f" match {query!r}" if query else " yet: `muonscope submit SPEC` queues one"))
+
+
+def show(
+    run_id: RunId,
+    steps: Annotated[int, typer.Option("--steps", min=0, help="How many of the last steps to show.")] = 5,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Show one run: its verdict and evidence, attempts with the time of each phase, last steps."""
+    from muonscope.cli.run_views import STEP_COLUMNS, attempt_rows, run_facts, step_rows
+
+    screen = Screen(as_json)
+    with open_client(url) as client:
+        shown = client.runs.get(run_id)
+        recorded = shown.summary.steps or 0
+        last = [] if as_json or not steps else list(client.runs.steps(run_id, start=max(0, recorded - steps)))
+    if as_json:
+        screen.json(shown)
+        return
+    facts = run_facts(shown)
+    width = max(len(name) for name, _ in facts)
+    for name, text in facts:
+        screen.line(f"{name.ljust(width)}  {text}")
+    if shown.attempts:
+        screen.line()
+        screen.table(("attempt", "status", "failure", "steps", "phases", "ray job"), attempt_rows(shown))
+    if last:
+        screen.line()
+        screen.table(STEP_COLUMNS, step_rows(last))
+
+
+def watch(run_id: RunId, url: Url = None, as_json: Json = False) -> None:
+    """Follow a run to its end and exit by its verdict. Ctrl-C stops watching, not the run."""
+    with open_client(url) as client:
+        _follow(client, client.runs.get(run_id), Screen(as_json))
+
+
+def compare(
+    run_a: Annotated[str, typer.Argument(metavar="A", help="A run's id.")],
+    run_b: Annotated[str, typer.Argument(metavar="B", help="Another run's id.")],
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Compare two runs: what differs in their specs, and where their records part."""
+    from muonscope.cli.run_views import flatten
+
+    screen = Screen(as_json)
+    with open_client(url) as client:
+        comparison = client.compare(run_a, run_b)
+    if as_json:
+        screen.json(comparison)
+        return
+    screen.table(("what", "value"), flatten(comparison))
+
+
+def logs(
+    run_id: RunId,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is finished.")] = False,
+    url: Url = None,
+) -> None:
+    """Print what the run's processes wrote."""
+    with open_client(url) as client:
+        printed = 0
+        while True:
+            # The state first: a log read after the end is whole.
+            is_last = not follow or client.runs.get(run_id).is_finished
+            text = client.runs.logs(run_id)
+            sys.stdout.write(text[printed:])
+            sys.stdout.flush()
+            printed = max(printed, len(text))
+            if is_last:
+                return
+            time.sleep(1.0)
+
+
+def stop(run_id: RunId, url: Url = None, as_json: Json = False) -> None:
+    """Stop a run; its GPUs are free a moment later."""
+    screen = Screen(as_json)
+    with open_client(url) as client:
+        stopping = client.runs.stop(run_id)
+    if as_json:
+        screen.json(stopping)
+    else:
+        screen.line(f"{stopping.id} is {'stopped' if stopping.is_finished else 'stopping'}")
+
+
+def retry(run_id: RunId, url: Url = None, as_json: Json = False) -> None:
+    """Give a finished run another attempt."""
+    screen = Screen(as_json)
+    with open_client(url) as client:
+        retried = client.runs.retry(run_id)
+    if as_json:
+        screen.json(retried)
+    else:
+        screen.line(f"{retried.id} is {retried.status}")
+
+
+def export(
+    run_id: RunId,
+    form: Annotated[str, typer.Option("--format", help="csv, or jsonl: one JSON object a line.")] = "csv",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A file; by default standard output.")] = None,
+    url: Url = None,
+) -> None:
+    """Write every recorded step, exact; NaN and the infinities by name, not measured as nothing."""
+    if form not in ("csv", "jsonl"):
+        raise typer.BadParameter(f"{form!r} is not csv or jsonl", param_hint="--format")
+    with open_client(url) as client:
+        recorded = client.runs.get(run_id).summary.steps
+        pieces = client.runs.csv(run_id) if form == "csv" else _json_lines(client.runs.steps(run_id))
+        with nullcontext(sys.stdout) if output is None else output.open("w", encoding="utf-8", newline="") as file:
+            for piece in pieces:
+                file.write(piece)
+    if output is not None:
+        Screen().progress(f"{recorded} steps written to {output}")
+
+
+def _json_lines(steps: Iterator["Step"]) -> Iterator[str]:
+    for step in steps:
+        yield json.dumps(step.model_dump(mode="json")) + "\n"
+
+
+@contextmanager
+def _stopped_on_interrupt(client: "Client", run: "Run") -> Iterator[None]:
+    """Stop the run when this process is told to end."""
+    try:
+        with sigterm_interrupts():
+            yield
+    except KeyboardInterrupt:
+        client.runs.stop(run.id)
+        print(f"\nstopping {run.id}", file=sys.stderr)
+        raise typer.Exit(exit_codes.STOPPED) from None
+
+
+def _follow(client: "Client", run: "Run", screen: Screen) -> None:
+    """Show a run's progress to its end, print its outcome, and exit by it."""
+    from muonscope.cli.progress import follow_runs
+    from muonscope.cli.run_views import outcome_line
+
+    finished = run
+    with follow_runs([run], screen) as progress:
+        for finished in client.runs.watch(run.id):
+            progress.update([finished])
+    if screen.as_json:
+        screen.json(finished)
+    else:
+        screen.line(outcome_line(finished))
+    raise typer.Exit(exit_codes.exit_code(finished))

@@ -1,0 +1,186 @@
+"""How runs, steps and comparisons look in a terminal. These read and format; they decide nothing."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+from muonscope.cli.screen import NOT_MEASURED, number
+
+if TYPE_CHECKING:
+    from muonscope.client import Run, Step
+
+RUN_COLUMNS: Final = ("run", "name", "status", "verdict", "steps", "overflows", "discarded", "scale", "moved", "age")
+STEP_COLUMNS: Final = ("step", "overflow", "discarded", "loss scale", "loss", "gradient norm", "momentum norm")
+
+
+def run_row(run: "Run") -> list[str]:
+    summary = run.summary
+    return [
+        run.id,
+        run.name,
+        status(run),
+        verdict(run),
+        f"{number(summary.steps)}/{run.spec.get('steps', '?')}",
+        number(summary.overflows),
+        number(summary.discarded),
+        number(summary.final_loss_scale),
+        moved(run),
+        age(run.created_at),
+    ]
+
+
+def status(run: "Run") -> str:
+    if run.queue_position:
+        return f"{run.status} (#{run.queue_position})"
+    return str(run.status)
+
+
+def verdict(run: "Run") -> str:
+    """The verdict with the step it hangs on: `dies, step 17`."""
+    if run.verdict is None:
+        return NOT_MEASURED if run.failure is None else run.failure.kind
+    step = "" if run.verdict.step is None else f", step {run.verdict.step}"
+    return f"{run.verdict.name}{step}"
+
+
+def moved(run: "Run") -> str:
+    summary = run.summary
+    if summary.parameters_moved is None or summary.parameters_total is None:
+        return NOT_MEASURED
+    return f"{summary.parameters_moved}/{summary.parameters_total}"
+
+
+def age(then: datetime | None) -> str:
+    if then is None:
+        return NOT_MEASURED
+    then = then if then.tzinfo else then.replace(tzinfo=UTC)
+    return duration((datetime.now(UTC) - then).total_seconds())
+
+
+def duration(seconds: float) -> str:
+    """Write a duration with one or two units: 4.2 s, 3 min 5 s, 2 h 10 min, 3 d 4 h."""
+    seconds = max(0.0, seconds)
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for size, unit, smaller_size, smaller in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // smaller_size
+            return f"{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
+    return f"{whole} s"
+
+
+def outcome_line(run: "Run") -> str:
+    """One sentence for the end of a run."""
+    summary = run.summary
+    parts = [f"{run.name}: {run.status}"]
+    if run.verdict is not None or run.failure is not None:
+        parts.append(verdict(run))
+    parts.append(f"{number(summary.applied)} applied, {number(summary.discarded)} discarded steps")
+    parts.append(f"{moved(run)} parameters moved")
+    return "; ".join(parts)
+
+
+def run_facts(run: "Run") -> list[tuple[str, str]]:
+    """Everything `muonscope show` says above its tables."""
+    spec, summary = run.spec, run.summary
+    facts = [
+        ("run", run.id),
+        ("name", run.name),
+        ("status", status(run)),
+        ("waiting for", run.waiting_reason or ""),
+        ("verdict", verdict(run) if run.verdict else ""),
+        ("evidence", run.verdict.evidence if run.verdict else ""),
+        ("findings", ", ".join(finding.name for finding in run.findings)),
+        ("failure", _failure(run)),
+        ("ordering", f"{spec.get('step_ordering')} on {spec.get('implementation')}"),
+        ("set-up", _setup(spec)),
+        (
+            "steps",
+            f"{number(summary.steps)} of {spec.get('steps', '?')}: {number(summary.applied)} applied, "
+            f"{number(summary.discarded)} discarded, {number(summary.overflows)} overflows",
+        ),
+        ("loss scale", f"{_initial_scale(spec)} → {number(summary.final_loss_scale)}"),
+        ("moved", f"{moved(run)}, largest weight motion {number(summary.max_weight_motion)}"),
+        (
+            "momentum",
+            f"{'finite' if summary.momentum_finite else 'not finite'}, norm {number(summary.last_momentum_norm)}"
+            if summary.momentum_finite is not None
+            else "",
+        ),
+        ("last loss", number(summary.last_loss)),
+        ("fingerprint", run.fingerprint[:16]),
+        ("experiment", run.experiment_id or ""),
+        ("tags", ", ".join(run.tags)),
+        ("created", f"{age(run.created_at)} ago" if run.created_at else ""),
+    ]
+    return [(name, text) for name, text in facts if text]
+
+
+def attempt_rows(run: "Run") -> list[list[str]]:
+    rows = []
+    for attempt in run.attempts:
+        stored = f"{number(attempt.stored_steps)}/{number(attempt.declared_steps)}"
+        failure = attempt.failure.kind if attempt.failure else ""
+        rows.append([str(attempt.number), attempt.status, failure, stored, _phases(attempt.phases), attempt.id])
+    return rows
+
+
+def step_rows(steps: Iterable["Step"]) -> list[list[str]]:
+    return [
+        [
+            str(step.step),
+            "overflow" if step.overflow else "",
+            "discarded" if step.discarded else "",
+            f"{number(step.loss_scale_before)} → {number(step.loss_scale_after)}",
+            number(step.loss),
+            number(step.grad_norm),
+            number(step.momentum_norm),
+        ]
+        for step in steps
+    ]
+
+
+def flatten(value: Any, path: str = "") -> list[tuple[str, str]]:
+    """Turn a JSON answer into dotted lines: for answers whose shape is the service's to choose."""
+    if isinstance(value, dict) and value:
+        return [line for key, item in value.items() for line in flatten(item, f"{path}.{key}" if path else str(key))]
+    if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        return [line for index, item in enumerate(value) for line in flatten(item, f"{path}[{index}]")]
+    if isinstance(value, list):
+        return [(path, ", ".join(_scalar(item) for item in value))]
+    return [(path, _scalar(value))]
+
+
+def _scalar(value: Any) -> str:
+    if value is None or isinstance(value, int | float):
+        return number(value)
+    return str(value)
+
+
+def _phases(phases: dict[str, float]) -> str:
+    """Each phase with the seconds since the one before."""
+    ordered = sorted(phases.items(), key=lambda phase: phase[1])
+    return ", ".join(f"{name} {at - before:.1f} s" for (_, before), (name, at) in pairwise(ordered))
+
+
+def _initial_scale(spec: dict[str, Any]) -> str:
+    scale = spec.get("loss_scale") or {}
+    static = scale.get("static")
+    return number(static if static is not None else 2.0 ** scale.get("initial_power", 16))
+
+
+def _setup(spec: dict[str, Any]) -> str:
+    task = (spec.get("task") or {}).get("name", "?")
+    return (
+        f"{task}, ZeRO stage {spec.get('zero_stage')}, world size {spec.get('world_size')}, {spec.get('precision')}, "
+        f"lr {number((spec.get('optimizer') or {}).get('lr'))}"
+    )
+
+
+def _failure(run: "Run") -> str:
+    if run.failure is None:
+        return ""
+    rank = "" if run.failure.rank is None else f" (rank {run.failure.rank})"
+    return f"{run.failure.kind}{rank}: {run.failure.message}".rstrip(": ")

@@ -1,0 +1,124 @@
+"""A service for one command: used where one answers already, else started as a child and ended afterwards."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from muonscope.cli.screen import Screen
+from muonscope.client import Client, ClientSettings
+from muonscope.client.settings import DEFAULT_PORT
+from muonscope.errors import ServiceFailed, ServiceStartFailed, ServiceUnreachable
+
+UP: Final = (sys.executable, "-m", "muonscope.cli.main", "up")
+START_LIMIT_S: Final = 120.0
+STOP_LIMIT_S: Final = 30.0
+_POLL_S: Final = 0.1
+_SHOWN_LOG_LINES: Final = 15
+
+
+@contextmanager
+def service_for(url: str | None, screen: Screen, *, up_options: tuple[str, ...] = ()) -> Iterator[Client]:
+    """Yield a client of the service at `url`, or of one started for the block where no address was given.
+
+    An address that someone gave is taken at its word: when nothing answers there, that is an error.
+    """
+    settings = ClientSettings()
+    given = url is not None or "url" in settings.model_fields_set
+    with Client(url, retries=0) as client:
+        try:
+            client.health()
+        except ServiceUnreachable:
+            if given:
+                raise
+        else:
+            yield Client(client.url)
+            return
+    home = settings.home.expanduser()
+    port = _free_port()
+    screen.progress(f"starting a service on port {port}, state in {home}")
+    with _child_service(home, port, up_options) as started:
+        yield started
+
+
+@contextmanager
+def _child_service(home: Path, port: int, up_options: tuple[str, ...]) -> Iterator[Client]:
+    home.mkdir(parents=True, exist_ok=True)
+    log = home / "up.log"
+    command = [*UP, "--port", str(port), *up_options]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "MUONSCOPE_HOME": str(home)},
+            # Ctrl-C is for the command: it ends its runs first and the service after them.
+            start_new_session=True,
+        )
+    try:
+        with Client(f"http://127.0.0.1:{port}", retries=0) as client:
+            _wait_until_ready(client, process, log)
+        with Client(client.url) as client:
+            yield client
+    finally:
+        _end(process)
+
+
+def _wait_until_ready(client: Client, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    deadline = time.monotonic() + START_LIMIT_S
+    reason = "it has not answered yet"
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise ServiceStartFailed(
+                f"the service ended with exit code {process.returncode} before it was ready:\n{_tail(log)}",
+                remedy=f"the whole log is {log}; `muonscope doctor` looks for common causes",
+            )
+        try:
+            client.readiness()
+        except (ServiceUnreachable, ServiceFailed) as error:
+            reason = str(error)
+            time.sleep(_POLL_S)
+        else:
+            return
+    raise ServiceStartFailed(
+        f"the service was not ready within {START_LIMIT_S:g} s ({reason}):\n{_tail(log)}",
+        remedy=f"the whole log is {log}; `muonscope doctor` looks for common causes",
+    )
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Ask the service to end, wait, and kill what is left of its process group."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _tail(log: Path) -> str:
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        return "".join(deque(lines, _SHOWN_LOG_LINES)).rstrip()
+
+
+def _free_port() -> int:
+    """Return the usual port when it is free, else any that is."""
+    for port in (DEFAULT_PORT, 0):
+        with socket.socket() as probe:
+            # As servers bind: a port whose last connections are still closing is free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise ServiceStartFailed("no port on 127.0.0.1 can be bound", remedy="end some of the programs that listen there")

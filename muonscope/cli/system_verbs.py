@@ -1,0 +1,76 @@
+"""Verbs about the installation: doctor, db upgrade."""
+
+from typing import Annotated
+
+import typer
+
+from muonscope.cli import exit_codes
+from muonscope.cli.options import Json, Url
+from muonscope.cli.screen import Screen
+
+db_app = typer.Typer(no_args_is_help=True, help="The database's schema.")
+
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--database-url",
+        envvar="MUONSCOPE_DATABASE_URL",
+        help="By default the SQLite file under MUONSCOPE_HOME.",
+        show_default=False,
+    ),
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register this module's verbs."""
+    app.command("doctor", rich_help_panel="Service")(doctor)
+    app.add_typer(db_app, name="db", rich_help_panel="Service")
+
+
+def doctor(url: Url = None, as_json: Json = False) -> None:
+    """Find what would keep runs from training here, each with its remedy. Ends with 1 if something would."""
+    from muonscope.cli.doctor import Level, examine
+    from muonscope.client import ClientSettings
+    from service.settings import Settings
+
+    screen = Screen(as_json)
+    findings = examine(Settings(), url or ClientSettings().url)
+    if as_json:
+        screen.json([{"check": f.check, "level": f.level, "found": f.found, "remedy": f.remedy} for f in findings])
+    else:
+        for finding in findings:
+            screen.line(f"{finding.level:<5} {finding.check:<12} {finding.found}")
+            if finding.remedy:
+                screen.line(f"{'':<18} → {finding.remedy}")
+    if any(finding.level is Level.FAIL for finding in findings):
+        raise typer.Exit(exit_codes.FAILURE)
+
+
+@db_app.callback()
+def _db() -> None:
+    """Keep `db` a group while it has one verb."""
+
+
+@db_app.command("upgrade")
+def upgrade(database_url: DatabaseUrl = None, as_json: Json = False) -> None:
+    """Bring the database to the schema this version knows, in one transaction. `muonscope up` does it too."""
+    from muonscope.errors import MuonscopeError
+    from service.settings import Settings
+    from service.store.migrate import SchemaTooNew, read_revisions
+    from service.store.migrate import upgrade as upgrade_schema
+    from service.store.session import Database
+
+    screen = Screen(as_json)
+    settings = Settings() if database_url is None else Settings(database_url=database_url)
+    database = Database(settings.effective_database_url)
+    try:
+        before = read_revisions(database)[0] if database.path is None or database.path.exists() else None
+        after = upgrade_schema(database)
+    except SchemaTooNew as error:
+        raise MuonscopeError(str(error)) from error
+    finally:
+        database.dispose()
+    if as_json:
+        screen.json({"before": before, "after": after})
+    else:
+        screen.line(f"the schema is at {after}" + ("" if before == after else f"; it was at {before or 'none'}"))

@@ -1,0 +1,83 @@
+"""The command run in this process against a fake service on a real port."""
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Protocol
+
+import httpx
+import pytest
+
+from muonscope.cli.main import main
+from tests.unit.client.fake_service import FakeService
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+class RunCommand(Protocol):
+    def __call__(self, *arguments: str) -> Result: ...
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> RunCommand:
+    """Run `muonscope` with these arguments, as the shell would."""
+
+    def run(*arguments: str) -> Result:
+        monkeypatch.setattr(sys, "argv", ["muonscope", *arguments])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        code = ended.value.code
+        captured = capfd.readouterr()
+        return Result(code if isinstance(code, int) else 0 if code is None else 1, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeService]:
+    """A fake service on a free port, which MUONSCOPE_URL names."""
+    fake = FakeService()
+
+    class Handler(BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            url = f"http://{self.headers['Host']}{self.path}"
+            response = fake(httpx.Request(self.command, url, headers=dict(self.headers), content=body))
+            content = response.read()
+            self.send_response(response.status_code)
+            for name in ("Content-Type", "Retry-After"):
+                if name in response.headers:
+                    self.send_header(name, response.headers[name])
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_GET = do_POST = _answer
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Keep the test's output to what the command prints."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    monkeypatch.setenv("MUONSCOPE_URL", f"http://127.0.0.1:{server.server_port}")
+    yield fake
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def no_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An address where nothing answers; no waiting between tries."""
+    monkeypatch.setenv("MUONSCOPE_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr(time, "sleep", lambda _: None)

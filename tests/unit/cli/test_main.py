@@ -1,0 +1,60 @@
+"""The command itself: quick, complete, and polite about misuse."""
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from tests.unit.cli.conftest import RunCommand
+
+RUN_VERBS = ("submit", "run", "ls", "show", "watch", "compare", "logs", "stop", "retry", "export")
+VERBS = ("up", *RUN_VERBS, "experiment", "doctor", "db")
+
+
+def test_help_lists_every_verb(command: RunCommand) -> None:
+    result = command("--help")
+
+    assert result.code == 0
+    assert [verb for verb in VERBS if f" {verb} " not in result.out] == []
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself(verb: str, command: RunCommand) -> None:
+    result = command(verb, "--help")
+
+    assert result.code == 0
+    assert "Usage: muonscope" in result.out
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["show"], ["ls", "--limit", "many"], ["ls", "-n", "0"]])
+def test_misuse_ends_with_two_and_a_usage_line(arguments: list[str], command: RunCommand) -> None:
+    result = command(*arguments)
+
+    assert result.code == 2
+    assert "Usage:" in result.err
+
+
+def test_the_version_is_the_installed_one(command: RunCommand) -> None:
+    assert command("--version").out.startswith("muonscope 0.")
+
+
+def test_the_commands_modules_load_nothing_heavy() -> None:
+    heavy = ["torch", "deepspeed", "ray", "sqlalchemy", "fastapi", "httpx", "yaml", "numpy", "rich.live"]
+    program = f"import sys, muonscope.cli.main; print([name for name in {heavy!r} if name in sys.modules])"
+
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert loaded.stdout.strip() == "[]"
+
+
+def test_help_comes_within_its_budget() -> None:
+    """0.4 s on an idle machine: held as processor time, the best of several tries, with room for a busy one."""
+    times = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "muonscope.cli.main", "--help"], capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+
+    assert min(times) < 0.7

@@ -1,0 +1,58 @@
+"""Progress: redrawn for a person, one line a change in a pipe, nothing under --json."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from muonscope.cli.progress import _Bars, follow_runs
+from muonscope.cli.screen import Screen
+from muonscope.client import Run
+from tests.unit.client.fake_service import DIED, run_json
+
+
+def running(steps: int, **changes: Any) -> Run:
+    return Run.model_validate(
+        run_json(status="running", summary={"steps": steps, "final_loss_scale": 32768.0}, **changes)
+    )
+
+
+def test_a_pipe_gets_one_line_a_tenth_and_not_one_a_poll(capsys: pytest.CaptureFixture[str]) -> None:
+    with follow_runs([running(0)], Screen()) as progress:
+        for steps in range(31):
+            progress.update([running(steps)])
+            progress.update([running(steps)])
+
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 11
+    assert lines[-1].endswith("first: running, step 30 of 30, loss scale 32768")
+
+
+def test_a_pipe_is_told_why_a_run_waits(capsys: pytest.CaptureFixture[str]) -> None:
+    waiting = Run.model_validate(run_json(waiting_reason="2 GPUs are busy", queue_position=3))
+
+    with follow_runs([waiting], Screen()) as progress:
+        progress.update([waiting])
+
+    assert "first: queued (#3) (2 GPUs are busy)" in capsys.readouterr().err
+
+
+def test_json_has_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    with follow_runs([running(0)], Screen(as_json=True)) as progress:
+        progress.update([running(30)])
+
+    assert capsys.readouterr().err == ""
+
+
+def test_bars_show_each_run_and_the_count_of_finished_ones() -> None:
+    dead = Run.model_validate(run_json("r2", name="doomed \x1b[2J", **DIED))
+    console = Console(file=io.StringIO(), width=120, force_terminal=False)
+
+    console.print(_Bars([running(15), dead]))
+
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "15/30" in text
+    assert "dies, step 17" in text
+    assert "1/2 runs" in text
+    assert "\x1b" not in text

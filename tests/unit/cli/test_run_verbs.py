@@ -1,0 +1,312 @@
+"""Each verb about runs: what it asks, what it prints, how it ends."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.unit.cli.conftest import RunCommand
+from tests.unit.client.fake_service import DIED, TRAINED, FakeService, problem, run_json
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> str:
+    path = tmp_path / "spec.yaml"
+    path.write_text("name: first\nsteps: 30\noptimizer: {lr: 1e-3}\n")
+    return str(path)
+
+
+def step_json(step: int, **changes: Any) -> dict[str, Any]:
+    return {"step": step, "attempt": 1, "overflow": False, "discarded": False, "loss": 2.5} | changes
+
+
+def test_submit_prints_the_id_alone_so_that_a_script_can_take_it(
+    command: RunCommand, service: FakeService, spec: str
+) -> None:
+    service.answers["POST", "/runs"] = run_json()
+
+    result = command("submit", spec)
+
+    assert (result.code, result.out) == (0, "r1\n")
+    assert json.loads(service.requests[0].content) == {"name": "first", "steps": 30, "optimizer": {"lr": "1e-3"}}
+
+
+def test_submit_as_json_is_the_run(command: RunCommand, service: FakeService, spec: str) -> None:
+    service.answers["POST", "/runs"] = run_json()
+
+    result = command("submit", spec, "--json")
+
+    assert json.loads(result.out)["status"] == "queued"
+    assert result.err == ""
+
+
+def test_a_refused_spec_names_field_value_and_remedy(command: RunCommand, service: FakeService, spec: str) -> None:
+    members = {
+        "detail": "zero_stage must be 1, 2 or 3",
+        "field": "zero_stage",
+        "value": 7,
+        "remedy": "choose 1, 2 or 3",
+    }
+    service.answers["POST", "/runs"] = problem(422, "The input is not valid", **members)
+
+    result = command("submit", spec)
+
+    assert result.code == 1
+    assert result.out == ""
+    assert result.err.splitlines() == [
+        "muonscope: zero_stage must be 1, 2 or 3",
+        "  field:  zero_stage",
+        "  value:  7",
+        "  remedy: choose 1, 2 or 3",
+    ]
+
+
+def test_an_error_as_json_can_be_read_by_a_script(command: RunCommand, service: FakeService) -> None:
+    result = command("show", "nothing", "--json")
+
+    error = json.loads(result.err)
+    assert result.code == 1
+    assert (error["error"], error["status"], error["remedy"]) == ("NotFound", 404, "look elsewhere")
+
+
+def test_without_a_service_the_remedy_is_to_start_one(command: RunCommand, no_service: None) -> None:
+    result = command("ls")
+
+    assert result.code == 1
+    assert "no service answers at http://127.0.0.1:9" in result.err
+    assert "muonscope up" in result.err
+    assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        (TRAINED, 0),
+        (DIED, 3),
+        ({"status": "stopped"}, 130),
+        ({"status": "failed", "failure": {"kind": "worker_died", "message": "killed"}}, 1),
+    ],
+)
+@pytest.mark.parametrize("verb", ["run", "watch"])
+def test_run_and_watch_end_by_the_runs_outcome(
+    verb: str, end: dict[str, Any], code: int, command: RunCommand, service: FakeService, spec: str
+) -> None:
+    service.answers["POST", "/runs"] = run_json()
+    service.answers["GET", "/runs/r1"] = [run_json(), run_json(**end)]
+
+    result = command(verb, spec if verb == "run" else "r1")
+
+    assert result.code == code
+    assert result.out.startswith(f"first: {end['status']}")
+
+
+def test_a_death_says_the_step_and_that_nothing_moved(command: RunCommand, service: FakeService) -> None:
+    service.answers["GET", "/runs/r1"] = run_json(**DIED)
+
+    assert command("watch", "r1").out == (
+        "first: failed; dies, step 17; 0 applied, 17 discarded steps; 0/10 parameters moved\n"
+    )
+
+
+def test_progress_goes_to_standard_error_and_json_alone_to_standard_output(
+    command: RunCommand, service: FakeService
+) -> None:
+    service.answers["GET", "/runs/r1"] = [run_json(), run_json(status="running"), run_json(**TRAINED)]
+
+    plain = command("watch", "r1")
+    service.answers["GET", "/runs/r1"] = run_json(**TRAINED)
+    as_json = command("watch", "r1", "--json")
+
+    assert "first: succeeded, step 30 of 30" in plain.err
+    assert as_json.err == ""
+    assert json.loads(as_json.out)["verdict"]["name"] == "trains"
+
+
+def test_an_interrupted_run_is_stopped(
+    command: RunCommand, service: FakeService, spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    service.answers["POST", "/runs"] = run_json()
+    service.answers["GET", "/runs/r1"] = run_json(status="running")
+    service.answers["POST", "/runs/r1/stop"] = httpx.Response(202, json=run_json(status="running"))
+    monkeypatch.setattr("time.sleep", interrupt)
+
+    result = command("run", spec)
+
+    assert result.code == 130
+    assert "POST /runs/r1/stop" in service.paths()
+
+
+def test_an_interrupted_watch_leaves_its_run_alone(
+    command: RunCommand, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    service.answers["GET", "/runs/r1"] = run_json(status="running")
+    monkeypatch.setattr("time.sleep", interrupt)
+
+    result = command("watch", "r1")
+
+    assert result.code == 130
+    assert "POST /runs/r1/stop" not in service.paths()
+
+
+def test_ls_is_a_plain_table_when_piped(command: RunCommand, service: FakeService) -> None:
+    runs = [run_json("r1", **TRAINED), run_json("r2", name="x" * 150, **DIED)]
+    service.answers["GET", "/runs"] = {"runs": runs, "next_cursor": None}
+
+    header, first, second = command("ls").out.splitlines()
+
+    assert header.split() == [
+        "run",
+        "name",
+        "status",
+        "verdict",
+        "steps",
+        "overflows",
+        "discarded",
+        "scale",
+        "moved",
+        "age",
+    ]
+    assert first.split()[:6] == ["r1", "first", "succeeded", "trains", "30/30", "2"]
+    assert "dies, step 17" in second
+    assert "x" * 150 in second
+
+
+def test_ls_reads_no_more_pages_than_it_shows(command: RunCommand, service: FakeService) -> None:
+    service.answers["GET", "/runs"] = {"runs": [run_json(f"r{n}") for n in range(5)], "next_cursor": "more"}
+
+    result = command("ls", "-n", "3", "--json")
+
+    assert [run["id"] for run in json.loads(result.out)] == ["r0", "r1", "r2"]
+    assert len(service.requests) == 1
+
+
+def test_ls_without_runs_says_how_to_get_one(command: RunCommand, service: FakeService) -> None:
+    service.answers["GET", "/runs"] = {"runs": [], "next_cursor": None}
+
+    result = command("ls")
+
+    assert (result.code, result.out) == (0, "")
+    assert "muonscope submit" in result.err
+
+
+def test_a_name_cannot_steer_the_terminal(command: RunCommand, service: FakeService) -> None:
+    service.answers["GET", "/runs"] = {"runs": [run_json(name="a\x1b[2Jb\r[red]c")], "next_cursor": None}
+
+    out = command("ls").out
+
+    assert "\x1b" not in out
+    assert "a\\x1b[2Jb\\r[red]c" in out
+
+
+def test_show_has_the_evidence_the_phases_and_the_last_steps(command: RunCommand, service: FakeService) -> None:
+    attempt = {
+        "id": "run-r1-a1",
+        "number": 1,
+        "status": "failed",
+        "phases": {"job_submitted": 10.0, "driver_started": 11.5, "first_step": 14.0},
+        "stored_steps": 17,
+        "declared_steps": 17,
+    }
+    service.answers["GET", "/runs/r1"] = run_json(attempts=[attempt], **DIED)
+    steps = [step_json(16, overflow=True, discarded=True, momentum_norm="NaN", loss_scale_before=1.0)]
+    service.answers["GET", "/runs/r1/steps"] = {"steps": steps, "next_start": None}
+
+    out = command("show", "r1").out
+
+    assert "dies, step 17" in out
+    assert "overflow at loss scale 1" in out
+    assert "driver_started 1.5 s, first_step 2.5 s" in out
+    assert "nan" in out.splitlines()[-1]
+    assert service.requests[-1].url.params["start"] == "12"
+
+
+def test_compare_flattens_what_the_service_says(command: RunCommand, service: FakeService) -> None:
+    service.answers["GET", "/compare"] = {
+        "spec_difference": [{"field": "step_ordering", "a": "master", "b": "ordered"}],
+        "first_divergence": {"step": 0, "scalar": "momentum_norm"},
+        "findings": [],
+    }
+
+    out = command("compare", "a", "b").out
+
+    assert "spec_difference[0].field  step_ordering" in out
+    assert "first_divergence.step     0" in out
+    assert dict(service.requests[0].url.params) == {"a": "a", "b": "b"}
+
+
+def test_logs_are_printed_as_they_are(command: RunCommand, service: FakeService) -> None:
+    service.answers["GET", "/runs/r1/logs"] = httpx.Response(200, text="one\ntwo\n")
+
+    assert command("logs", "r1").out == "one\ntwo\n"
+
+
+def test_followed_logs_are_printed_once_and_to_the_end(
+    command: RunCommand, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    service.answers["GET", "/runs/r1"] = [run_json(status="running"), run_json(**TRAINED)]
+    service.answers["GET", "/runs/r1/logs"] = [
+        httpx.Response(200, text="one\n"),
+        httpx.Response(200, text="one\ntwo\n"),
+    ]
+
+    assert command("logs", "r1", "--follow").out == "one\ntwo\n"
+
+
+@pytest.mark.parametrize("verb", ["stop", "retry"])
+def test_stop_and_retry_ask_for_it(verb: str, command: RunCommand, service: FakeService) -> None:
+    service.answers["POST", f"/runs/r1/{verb}"] = httpx.Response(202, json=run_json(status="queued"))
+
+    assert command(verb, "r1").code == 0
+    assert service.paths() == [f"POST /runs/r1/{verb}"]
+
+
+def test_stopping_what_is_over_is_an_error_with_the_services_words(command: RunCommand, service: FakeService) -> None:
+    service.answers["POST", "/runs/r1/stop"] = problem(409, "The status does not allow this", detail="r1 has succeeded")
+
+    result = command("stop", "r1")
+
+    assert result.code == 1
+    assert "r1 has succeeded" in result.err
+
+
+def test_an_exported_csv_is_the_services_own(command: RunCommand, service: FakeService) -> None:
+    text = "step,loss\r\n0,nan\r\n1,\r\n"
+    service.answers["GET", "/runs/r1"] = run_json(**TRAINED)
+    service.answers["GET", "/runs/r1/steps"] = httpx.Response(200, text=text, headers={"Content-Type": "text/csv"})
+
+    assert command("export", "r1").out.splitlines() == text.splitlines()
+
+
+def test_exported_lines_keep_nan_infinity_and_not_measured_apart(command: RunCommand, service: FakeService) -> None:
+    service.answers["GET", "/runs/r1"] = run_json(**TRAINED)
+    steps = [step_json(0, loss="NaN", momentum_norm="-Infinity", grad_norm=None)]
+    service.answers["GET", "/runs/r1/steps"] = {"steps": steps, "next_start": None}
+
+    step = json.loads(command("export", "r1", "--format", "jsonl").out)
+
+    assert (step["loss"], step["momentum_norm"], step["grad_norm"]) == ("NaN", "-Infinity", None)
+
+
+def test_an_export_goes_to_a_file_and_says_how_much(command: RunCommand, service: FakeService, tmp_path: Path) -> None:
+    service.answers["GET", "/runs/r1"] = run_json(**TRAINED)
+    service.answers["GET", "/runs/r1/steps"] = {"steps": [step_json(0), step_json(1)], "next_start": None}
+    path = tmp_path / "steps.jsonl"
+
+    result = command("export", "r1", "--format", "jsonl", "-o", str(path))
+
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0, 1]
+    assert "30 steps" in result.err
+
+
+def test_an_unknown_export_format_is_a_misuse(command: RunCommand, service: FakeService) -> None:
+    assert command("export", "r1", "--format", "xlsx").code == 2
+    assert service.requests == []

@@ -1,0 +1,118 @@
+"""A service for one command: found, or started, waited for and ended."""
+
+import os
+import socket
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from muonscope.cli import service_process
+from muonscope.cli.screen import Screen
+from muonscope.cli.service_process import service_for
+from muonscope.errors import ServiceStartFailed, ServiceUnreachable
+from tests.unit.client.fake_service import FakeService
+
+UP = textwrap.dedent("""
+    import os, signal, sys
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *_):
+            pass
+
+    def end(*_):
+        open(os.environ["MUONSCOPE_HOME"] + "/ended", "w").close()
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    open(os.environ["MUONSCOPE_HOME"] + "/pid", "w").write(str(os.getpid()))
+    HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+""")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home whose `up` is a small server instead of the service."""
+    script = tmp_path / "up.py"
+    script.write_text(UP)
+    monkeypatch.setattr(service_process, "UP", (sys.executable, str(script)))
+    return Path(os.environ["MUONSCOPE_HOME"])
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_without_a_service_one_is_started_and_ended_in_order(home: Path) -> None:
+    with service_for(None, Screen(as_json=True)) as client:
+        pid = int((home / "pid").read_text())
+        assert client.readiness() == {}
+        assert is_alive(pid)
+
+    assert (home / "ended").exists()
+    assert not is_alive(pid)
+
+
+def test_the_started_service_ends_also_when_the_command_fails(home: Path) -> None:
+    def interrupted_command() -> None:
+        with service_for(None, Screen(as_json=True)):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_command()
+
+    assert not is_alive(int((home / "pid").read_text()))
+
+
+def test_a_service_that_answers_is_used_and_left_alone(service: FakeService, home: Path) -> None:
+    with service_for(None, Screen(as_json=True)) as client:
+        assert client.url.startswith("http://127.0.0.1:")
+
+    assert not (home / "pid").exists()
+
+
+def test_a_named_service_that_is_away_is_never_replaced_by_another(home: Path) -> None:
+    with pytest.raises(ServiceUnreachable), service_for("http://127.0.0.1:9", Screen(as_json=True)):
+        pass
+
+    assert not home.exists()
+
+
+def test_a_service_that_cannot_start_shows_its_last_words(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_process, "UP", (sys.executable, "-c", "raise SystemExit('no Ray here')"))
+
+    with (
+        pytest.raises(ServiceStartFailed, match="exit code 1 before it was ready:\nno Ray here") as caught,
+        service_for(None, Screen(as_json=True)),
+    ):
+        pass
+
+    assert str(home / "up.log") in (caught.value.remedy or "")
+
+
+def test_a_service_that_hangs_at_its_start_is_ended(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_process, "UP", (sys.executable, "-c", "import time; time.sleep(60)"))
+    monkeypatch.setattr(service_process, "START_LIMIT_S", 0.3)
+
+    with pytest.raises(ServiceStartFailed, match="not ready within"), service_for(None, Screen(as_json=True)):
+        pass
+
+
+def test_a_taken_port_is_not_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        monkeypatch.setattr(service_process, "DEFAULT_PORT", holder.getsockname()[1])
+
+        assert service_process._free_port() != holder.getsockname()[1]
