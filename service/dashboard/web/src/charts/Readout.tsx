@@ -1,0 +1,176 @@
+/** The values at one step, a column a run, and the difference where there are two. */
+
+import { useEffect, useState } from "react";
+
+import { requestJson, runPath, withQuery } from "../api/client.ts";
+import type { Step, StepPage } from "../api/types.ts";
+import { Key } from "../components/controls.tsx";
+import { LossScale, OrderingGlyph, Scalar } from "../components/marks.tsx";
+import { formatDelta, formatInteger, formatLoss, formatScalar, nonfiniteWord, toNumber } from "../format/number.ts";
+import { exponentOfTwo } from "../format/power.ts";
+import { countBefore, spanHolds, valueAt, type Field, type Trace } from "./trace.ts";
+
+interface Props {
+  traces: readonly Trace[];
+  step: number | null;
+  isLocked: boolean;
+}
+
+const ROWS: readonly (readonly [string, Field, (value: number) => string])[] = [
+  ["Loss", "loss", formatLoss],
+  ["Loss scale", "loss_scale_before", formatScalar],
+  ["Gradient norm", "grad_norm", formatScalar],
+  ["Update norm", "update_norm", formatScalar],
+  ["Momentum norm", "momentum_norm", formatScalar],
+];
+
+const EXACT_PAUSE_MS = 200;
+
+/** Steps that the drawn points leave out, read singly once the reader rests on one. */
+function useExactSteps(traces: readonly Trace[], step: number | null): ReadonlyMap<string, Step> {
+  const [rows, setRows] = useState<ReadonlyMap<string, Step>>(new Map());
+  const sampled = traces.filter((trace) => !trace.exact).map((trace) => trace.id);
+  useEffect(() => {
+    setRows(new Map());
+    if (step === null || sampled.length === 0) return;
+    const controller = new AbortController();
+    const timer = setTimeout(() => {
+      for (const id of sampled) {
+        const path = withQuery(runPath(id, "steps"), { start: step, limit: 1 });
+        requestJson<StepPage>(path, { signal: controller.signal }).then(
+          ({ steps: [row] }) => {
+            if (row?.step === step) setRows((before) => new Map(before).set(id, row));
+          },
+          () => undefined, // the drawn points stay readable without it
+        );
+      }
+    }, EXACT_PAUSE_MS);
+    return () => {
+      clearTimeout(timer);
+      controller.abort();
+    };
+  }, [step, sampled.join()]);
+  return rows;
+}
+
+export function Readout({ traces, step, isLocked }: Props) {
+  const exact = useExactSteps(traces, step);
+  const read = (trace: Trace, field: Field): number | null => {
+    if (step === null) return null;
+    const row = exact.get(trace.id);
+    return row ? toNumber(row[field]) : valueAt(trace, field, step);
+  };
+  const isPair = traces.length === 2;
+  return (
+    <section className="box readout" aria-label="Values at one step">
+      <header>
+        <h2 className="h2">{step === null ? "No steps yet" : `At step ${formatInteger(step)}`}</h2>
+        <span className="aside">
+          {isLocked ? "locked" : "follows the pointer"} · <Key>L</Key>
+        </span>
+      </header>
+      <table className="grid-table">
+        <thead>
+          <tr>
+            <th scope="col">Metric</th>
+            {traces.map((trace) => (
+              <th scope="col" key={trace.id}>
+                <span className="ordering">
+                  <OrderingGlyph ordering={trace.ordering} />
+                  <span className="clip-label" title={trace.label}>
+                    {trace.label}
+                  </span>
+                </span>
+              </th>
+            ))}
+            {isPair && (
+              <th scope="col">
+                <span aria-label="Difference">Δ</span>
+              </th>
+            )}
+          </tr>
+        </thead>
+        <tbody>
+          {ROWS.map(([label, field, format]) => {
+            const values = traces.map((trace) => read(trace, field));
+            return (
+              <tr key={field}>
+                <th scope="row">{label}</th>
+                {values.map((value, index) => (
+                  <td key={traces[index]?.id}>
+                    {field === "loss_scale_before" ? <LossScale value={value} /> : <Scalar value={value} format={format} />}
+                  </td>
+                ))}
+                {isPair && (
+                  <td className="ink-3">
+                    {field === "loss_scale_before" ? (
+                      <ScaleRatio a={values[0] ?? null} b={values[1] ?? null} />
+                    ) : (
+                      <Difference a={values[0] ?? null} b={values[1] ?? null} />
+                    )}
+                  </td>
+                )}
+              </tr>
+            );
+          })}
+          <CountRow label="Overflows so far" traces={traces} step={step} count={(trace, at) => countBefore(trace.overflow, at + 1)} />
+          <CountRow
+            label="Steps applied"
+            traces={traces}
+            step={step}
+            count={(trace, at) => Math.min(at, trace.last) + 1 - countBefore(trace.discarded, at + 1)}
+          />
+          <tr>
+            <th scope="row">This step</th>
+            {traces.map((trace) => (
+              <td key={trace.id}>{step === null ? "—" : stepWord(trace, step)}</td>
+            ))}
+            {isPair && <td />}
+          </tr>
+        </tbody>
+      </table>
+    </section>
+  );
+}
+
+function stepWord(trace: Trace, step: number): string {
+  if (step > trace.last) return "not recorded";
+  return spanHolds(trace.discarded, step) ? "discarded" : "applied";
+}
+
+function Difference({ a, b }: { a: number | null; b: number | null }) {
+  if (a === null || b === null) return <>—</>;
+  const delta = a - b;
+  if (!Number.isFinite(delta)) return <span className="nonfinite">{nonfiniteWord(delta)}</span>;
+  return <>{formatDelta(delta)}</>;
+}
+
+/** Loss scales differ by a factor, so that is what is shown: 2⁻³, not −57,344. */
+function ScaleRatio({ a, b }: { a: number | null; b: number | null }) {
+  if (a === null || b === null || b === 0) return <>—</>;
+  if (a === b) return <>0</>;
+  const exponent = exponentOfTwo(a / b);
+  return exponent === null ? <Difference a={a} b={b} /> : <>×&thinsp;<LossScale value={a / b} /></>;
+}
+
+function CountRow(props: {
+  label: string;
+  traces: readonly Trace[];
+  step: number | null;
+  count: (trace: Trace, step: number) => number;
+}) {
+  const { step } = props;
+  const counts = props.traces.map((trace) => (step === null ? null : props.count(trace, step)));
+  const [a, b] = counts;
+  return (
+    <tr>
+      <th scope="row">{props.label}</th>
+      {counts.map((count, index) => (
+        <td key={props.traces[index]?.id}>{formatInteger(count)}</td>
+      ))}
+      {counts.length === 2 && (
+        <td className="ink-3">{typeof a === "number" && typeof b === "number" ? formatDelta(a - b) : "—"}</td>
+      )}
+    </tr>
+  );
+}

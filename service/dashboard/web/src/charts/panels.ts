@@ -1,0 +1,123 @@
+/** Which panels a stack of charts has, from top to bottom, and what each of them plots. */
+
+import { formatInteger } from "../format/number.ts";
+import type { Aligned, Line } from "./align.ts";
+import { align } from "./align.ts";
+import { chooseScale, type ScaleKind } from "./scales.ts";
+import { smooth, type Field, type NonfiniteSpan, type Trace } from "./trace.ts";
+
+export interface PanelSpec {
+  key: string;
+  title: string;
+  note: string;
+  height: number;
+  kind: "lane" | "stepped" | "line";
+  fields: readonly Field[];
+  scale: "power" | "auto";
+  /** Whether the death mark carries its words here. */
+  saysEnd?: boolean;
+}
+
+export const PANELS: readonly PanelSpec[] = [
+  { key: "overflow", title: "Overflow", note: "tick = overflow, its step is discarded", height: 50, kind: "lane", fields: [], scale: "auto" },
+  {
+    key: "loss_scale",
+    title: "Loss scale",
+    note: "log₂",
+    height: 156,
+    kind: "stepped",
+    fields: ["loss_scale_before"],
+    scale: "power",
+    saysEnd: true,
+  },
+  { key: "loss", title: "Loss", note: "", height: 156, kind: "line", fields: ["loss"], scale: "auto" },
+  {
+    key: "norms",
+    title: "Gradient norm, update norm",
+    note: "gradient, and update in grey",
+    height: 132,
+    kind: "line",
+    fields: ["grad_norm", "update_norm"],
+    scale: "auto",
+  },
+  {
+    key: "momentum",
+    title: "Momentum norm",
+    note: "non-finite values sit above the axis",
+    height: 156,
+    kind: "line",
+    fields: ["momentum_norm"],
+    scale: "auto",
+  },
+];
+
+export interface StripRow {
+  trace: Trace;
+  field: Field;
+  spans: NonfiniteSpan[];
+}
+
+export interface PanelLine {
+  trace: Trace;
+  field: Field;
+  isRaw: boolean;
+}
+
+export interface PanelData {
+  spec: PanelSpec;
+  scale: ScaleKind;
+  lines: PanelLine[];
+  data: [number[], ...Aligned[]];
+  strip: StripRow[];
+}
+
+/** The staircase ends where the last step left the scale, one step after it. */
+function lossScaleLine(trace: Trace): Line {
+  const after = trace.columns.loss_scale_after.at(-1);
+  const line = { x: trace.step, y: trace.columns.loss_scale_before };
+  if (after === null || after === undefined) return line;
+  return { x: [...line.x, trace.last + 1], y: [...line.y, after] };
+}
+
+function lineOf(trace: Trace, field: Field): Line {
+  return field === "loss_scale_before" ? lossScaleLine(trace) : { x: trace.step, y: trace.columns[field] };
+}
+
+export function panelData(spec: PanelSpec, traces: readonly Trace[], smoothing: number): PanelData {
+  const pairs = traces.flatMap((trace) => spec.fields.map((field) => ({ trace, field })));
+  const shown = pairs.map(({ trace, field }) => lineOf(trace, field));
+  const lanes = spec.kind === "lane" ? traces.map((trace): Line => ({ x: trace.step, y: trace.step.map(() => null) })) : [];
+  const { x, ys } = align([...shown, ...lanes]);
+  const isSmoothed = smoothing > 0 && spec.kind === "line";
+  const lines: PanelLine[] = [];
+  const columns: Aligned[] = [];
+  pairs.forEach(({ trace, field }, index) => {
+    const column = ys[index] ?? [];
+    lines.push({ trace, field, isRaw: isSmoothed });
+    columns.push(column);
+    if (isSmoothed) {
+      lines.push({ trace, field, isRaw: false });
+      columns.push(smooth(column, smoothing));
+    }
+  });
+  if (spec.kind === "lane") columns.push(x.map(() => null));
+  const scale = spec.scale === "power" ? "log2" : chooseScale(shown.map((line) => line.y));
+  const strip = pairs
+    .map(({ trace, field }) => ({ trace, field, spans: trace.nonfinite[field] ?? [] }))
+    .filter(({ spans }) => spans.length > 0);
+  return { spec, scale, lines, data: [x, ...columns], strip };
+}
+
+/** The x range that shows all of these traces, with room where one of them ended early. */
+export function fullRange(traces: readonly Trace[], planned: number): [number, number] {
+  const last = Math.max(0, ...traces.map((trace) => trace.last));
+  const hasEnd = traces.some((trace) => trace.end !== null && trace.last === last);
+  const room = hasEnd ? Math.min(Math.max(planned - 1, last + 1), Math.ceil(last * 1.8) + 1) : last;
+  return [-0.5, Math.max(room, last + 1, 1) + 0.5];
+}
+
+export function describePanel({ spec, data, strip }: PanelData): string {
+  const points = data[0].length;
+  const odd = strip.length > 0 ? `, with non-finite values in ${strip.map((row) => row.trace.label).join(" and ")}` : "";
+  return `${spec.title} by step, ${formatInteger(points)} points${odd}. The readout beside it has the values.`;
+}

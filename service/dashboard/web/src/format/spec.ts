@@ -1,0 +1,71 @@
+/** Specs as flat paths, for showing them and for showing where two of them differ. */
+
+import type { Run, RunSpec } from "../api/types.ts";
+
+export type FlatSpec = Map<string, unknown>;
+
+/** Every leaf under its dotted path; empty objects and lists are leaves. */
+export function flatten(value: unknown, prefix = "", into: FlatSpec = new Map()): FlatSpec {
+  if (value !== null && typeof value === "object") {
+    const entries = Object.entries(value);
+    if (entries.length > 0) {
+      for (const [key, item] of entries) {
+        flatten(item, Array.isArray(value) ? `${prefix}[${key}]` : prefix === "" ? key : `${prefix}.${key}`, into);
+      }
+      return into;
+    }
+  }
+  into.set(prefix, value);
+  return into;
+}
+
+export interface SpecDifference {
+  path: string;
+  values: unknown[];
+}
+
+/** The paths at which these specs are not all the same. */
+export function differences(specs: readonly unknown[]): SpecDifference[] {
+  const flat = specs.map((spec) => flatten(spec));
+  const paths = new Set(flat.flatMap((each) => [...each.keys()]));
+  const found: SpecDifference[] = [];
+  for (const path of paths) {
+    const values = flat.map((each) => each.get(path));
+    const [first, ...rest] = values.map((value) => JSON.stringify(value));
+    if (rest.some((value) => value !== first)) found.push({ path, values });
+  }
+  return found;
+}
+
+export function formatSpecValue(path: string, value: unknown): string {
+  if (value === undefined) return "—";
+  if (value === null) return "null";
+  if (path === "loss_scale.initial_power" && typeof value === "number") return `2^${value}`;
+  if (Array.isArray(value) && value.length === 0) return "none";
+  return typeof value === "string" ? value : JSON.stringify(value);
+}
+
+/** What does not change the numbers, and so says nothing about a difference between runs. */
+const LABELS: ReadonlySet<string> = new Set(["name", "notes", "priority"]);
+
+export function isLabel(path: string): boolean {
+  return LABELS.has(path) || path === "tags" || path.startsWith("tags[");
+}
+
+/** One line on what a run is, with powers written `2^16`: `byte gpt · ZeRO 2 · 2 × fp16 · initial scale 2^16 · seed 7`. */
+export function describeSpec(spec: RunSpec): string {
+  const parts = [spec.task.name.replaceAll("_", " "), `ZeRO ${spec.zero_stage}`, `${spec.world_size} × ${spec.precision}`];
+  if (spec.precision === "fp16") {
+    const fixed = spec.loss_scale.static;
+    parts.push(fixed ? `static scale ${fixed}` : `initial scale 2^${spec.loss_scale.initial_power}`);
+  }
+  parts.push(`seed ${spec.seed}`);
+  if (spec.implementation !== "muon_core") parts.push(spec.implementation);
+  return parts.join(" · ");
+}
+
+/** What the two runs of a pair have in common: everything but the ordering and the labels. */
+export function sharedWithPair(run: Run): { key: string; title: string } {
+  const { step_ordering: _ordering, name: _name, notes: _notes, tags: _tags, priority: _priority, ...shared } = run.spec;
+  return { key: JSON.stringify(shared), title: describeSpec(run.spec) };
+}

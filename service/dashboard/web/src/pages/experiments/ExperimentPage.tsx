@@ -1,0 +1,1 @@
+export default function Page(_: Record<string, unknown>) { return null; }

@@ -1,0 +1,105 @@
+/** The attempts of a run, newest first: ranks and their GPUs, start-up, environment, and why each ended. */
+
+import type { Attempt, Run } from "../../api/types.ts";
+import { StatusMark } from "../../components/marks.tsx";
+import { EmptyState } from "../../components/states.tsx";
+import { Ago, Elapsed } from "../../components/time.tsx";
+import { formatInteger } from "../../format/number.ts";
+import { words } from "../../format/words.ts";
+import { PhaseTimeline } from "./PhaseTimeline.tsx";
+
+export default function AttemptsView({ run }: { run: Run }) {
+  const attempts = [...(run.attempts ?? [])].reverse();
+  if (attempts.length === 0) {
+    return (
+      <EmptyState title="Not attempted yet">
+        <p>{run.waiting_reason ?? "The run waits for its turn."}</p>
+      </EmptyState>
+    );
+  }
+  return attempts.map((attempt) => <AttemptCard key={attempt.id} attempt={attempt} />);
+}
+
+function AttemptCard({ attempt }: { attempt: Attempt }) {
+  const environment = Object.entries(attempt.environment);
+  return (
+    <section className="attempt" aria-label={`Attempt ${attempt.number}`}>
+      <div className="row wrap-row">
+        <h2 className="h2">Attempt {attempt.number}</h2>
+        <StatusMark status={attempt.status} />
+        <code className="ink-3">{attempt.id}</code>
+        <span className="grow" />
+        <span className="ink-3 num">
+          <Ago at={attempt.created_at} /> · <Elapsed started={attempt.started_at} finished={attempt.finished_at} />
+        </span>
+      </div>
+      {attempt.failure && (
+        <p className="failure">
+          <b>{words(attempt.failure.kind)}</b>
+          {attempt.failure.rank !== null && ` on rank ${attempt.failure.rank}`}
+          {attempt.failure.step !== null && `, step ${formatInteger(attempt.failure.step)}`}
+          {attempt.failure.message && <code>{attempt.failure.message}</code>}
+        </p>
+      )}
+      <div className="attempt-grid">
+        <div className="box scroll-x">
+          <header>
+            <h3 className="h2">Ranks</h3>
+            <span className="aside num">{attempt.ranks.length}</span>
+          </header>
+          <table className="grid-table">
+            <thead>
+              <tr>
+                <th scope="col">Rank</th>
+                <th scope="col" className="left">
+                  Device
+                </th>
+                <th scope="col">GPU</th>
+                <th scope="col">Node</th>
+                <th scope="col">pid</th>
+              </tr>
+            </thead>
+            <tbody>
+              {attempt.ranks.map((rank) => (
+                <tr key={rank.rank}>
+                  <td>{rank.rank}</td>
+                  <td className="left">{rank.device}</td>
+                  <td>{rank.device_id ?? "—"}</td>
+                  <td className="mono">{rank.node}</td>
+                  <td>{rank.pid}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+        <PhaseTimeline attempt={attempt} />
+        <div className="box">
+          <header>
+            <h3 className="h2">Record</h3>
+          </header>
+          <dl className="kv body">
+            <dt>First step</dt>
+            <dd>{formatInteger(attempt.first_step)}</dd>
+            <dt>Steps declared</dt>
+            <dd>{formatInteger(attempt.declared_steps)}</dd>
+            <dt>Steps stored</dt>
+            <dd>{formatInteger(attempt.stored_steps)}</dd>
+            {environment.map(([key, value]) => (
+              <Entry key={key} name={key} value={value} />
+            ))}
+          </dl>
+        </div>
+      </div>
+    </section>
+  );
+}
+
+function Entry({ name, value }: { name: string; value: unknown }) {
+  const isNested = typeof value === "object" && value !== null;
+  return (
+    <>
+      <dt>{name}</dt>
+      <dd>{isNested ? <code>{JSON.stringify(value)}</code> : String(value)}</dd>
+    </>
+  );
+}

@@ -1,0 +1,101 @@
+/** The run's spec, field by field, with where each value comes from: the spec, or the default. */
+
+import { useState } from "react";
+
+import { useResource } from "../../api/resource.ts";
+import { defaultOf, isPlainObject, loadSpecSchema, variantFor, type SpecSchema } from "../../api/schema.ts";
+import type { Run } from "../../api/types.ts";
+import { Segments } from "../../components/controls.tsx";
+import { Sentence } from "../../components/marks.tsx";
+import { copyText } from "../../components/toast.tsx";
+import { flatten, formatSpecValue } from "../../format/spec.ts";
+
+/** The defaults that stand behind this spec; a union's are those of the variant the spec chose. */
+export function defaultsFor(spec: Record<string, unknown>, schema: SpecSchema): Map<string, unknown> {
+  const fields = Object.entries(schema.root.properties ?? {}).map(([key, field]): [string, unknown] => {
+    const resolved = schema.resolve(field);
+    const variants = resolved.oneOf ?? resolved.anyOf;
+    if (variants && isPlainObject(spec[key])) {
+      const variant = variantFor(variants, spec[key], schema.resolve);
+      return [key, variant === null ? undefined : defaultOf({ ...variant, default: undefined }, schema.resolve)];
+    }
+    return [key, defaultOf(field, schema.resolve)];
+  });
+  return flatten(Object.fromEntries(fields));
+}
+
+export default function ConfigView({ run }: { run: Run }) {
+  const [shows, setShows] = useState("set");
+  const schema = useResource("/openapi.json", loadSpecSchema);
+  const defaults = schema.data ? defaultsFor(run.spec, schema.data) : null;
+  const resolved = run.attempts?.at(-1)?.resolved_ds_config;
+  const rows = [...flatten(run.spec)].map(([path, value]) => {
+    const standard = defaults?.get(path);
+    return { path, value, standard, isSet: defaults !== null && JSON.stringify(value) !== JSON.stringify(standard) };
+  });
+  const shown = shows === "set" && defaults !== null ? rows.filter((row) => row.isSet) : rows;
+  return (
+    <>
+      <div className="tool">
+        <Segments
+          label="Which fields"
+          value={shows}
+          options={[
+            { value: "set", label: `Differs from default ${defaults === null ? "" : rows.filter((row) => row.isSet).length}` },
+            { value: "all", label: `All ${rows.length}` },
+          ]}
+          onChange={setShows}
+        />
+        <span className="grow" />
+        <span className="label">
+          fingerprint <code title={run.fingerprint}>{run.fingerprint.slice(0, 16)}</code>
+        </span>
+        <button
+          type="button"
+          className="btn"
+          onClick={() => void copyText(JSON.stringify(run.spec, null, 2), "Spec copied as JSON.")}
+        >
+          Copy as JSON
+        </button>
+      </div>
+      <div className="box scroll-x">
+        <table className="grid-table config">
+          <thead>
+            <tr>
+              <th scope="col">Field</th>
+              <th scope="col" className="left">
+                Value
+              </th>
+              <th scope="col" className="left">
+                Default
+              </th>
+              <th scope="col">From</th>
+            </tr>
+          </thead>
+          <tbody>
+            {shown.map(({ path, value, standard, isSet }) => (
+              <tr key={path} className={isSet ? "is-set" : undefined}>
+                <td className="mono">{path}</td>
+                <td className="left wrap">
+                  <Sentence text={formatSpecValue(path, value)} />
+                </td>
+                <td className="left ink-3">
+                  {defaults === null ? "" : <Sentence text={formatSpecValue(path, standard)} />}
+                </td>
+                <td className="ink-3">{defaults === null ? "" : isSet ? "spec" : "default"}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+      {resolved && (
+        <div className="box config-resolved">
+          <header>
+            <h2 className="h2">DeepSpeed's resolved configuration</h2>
+          </header>
+          <pre>{JSON.stringify(resolved, null, 2)}</pre>
+        </div>
+      )}
+    </>
+  );
+}

@@ -1,0 +1,46 @@
+/** What happened to a run: every change of status and every alarm, with who and why. */
+
+import { useEffect } from "react";
+
+import { useResource } from "../../api/resource.ts";
+import type { RunEvent } from "../../api/types.ts";
+import { formatClock, formatExact } from "../../format/time.ts";
+import { words } from "../../format/words.ts";
+
+/** `mark` is any text that changes when there may be new events. */
+export function EventList({ path, mark }: { path: string; mark: string }) {
+  const events = useResource<{ events: RunEvent[] }>(path);
+  const { refresh } = events;
+  useEffect(refresh, [mark, refresh]);
+  const shown = [...(events.data?.events ?? [])].reverse();
+  if (shown.length === 0) return null;
+  return (
+    <section className="box">
+      <header>
+        <h2 className="h2">Events</h2>
+        <span className="aside num">{shown.length}</span>
+      </header>
+      <ol className="events">
+        {shown.slice(0, 50).map((event) => (
+          <li key={event.id}>
+            <time dateTime={event.at} title={formatExact(event.at)}>
+              {formatClock(event.at)}
+            </time>
+            <span>
+              <b>{headline(event)}</b>{" "}
+              <span className="ink-2" title={event.who ?? undefined}>
+                {event.why}
+              </span>
+            </span>
+          </li>
+        ))}
+      </ol>
+    </section>
+  );
+}
+
+function headline(event: RunEvent): string {
+  const attempt = event.attempt && event.kind === "attempt_status" ? `attempt ${event.attempt} ` : "";
+  if (event.to_status) return attempt + event.to_status;
+  return words(event.kind);
+}

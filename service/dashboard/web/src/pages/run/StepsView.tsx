@@ -1,0 +1,104 @@
+/** The run's charts, with the readout, the overflows, the events and the start-up phases beside them. */
+
+import { useMemo } from "react";
+
+import { runPath } from "../../api/client.ts";
+import type { Run } from "../../api/types.ts";
+import { ChartStack } from "../../charts/ChartStack.tsx";
+import { traceIdentity } from "../../charts/identity.ts";
+import { PANELS } from "../../charts/panels.ts";
+import { Readout } from "../../charts/Readout.tsx";
+import { around, setWindow, useChartState, useWindow } from "../../charts/useChartState.ts";
+import { useTraces } from "../../charts/useTraces.ts";
+import { Key, Segments } from "../../components/controls.tsx";
+import { EmptyState, ErrorState, LoadingState } from "../../components/states.tsx";
+import { formatInteger } from "../../format/number.ts";
+import { poisonedSince } from "../runs/columns.tsx";
+import { EventList } from "./EventList.tsx";
+import { OverflowList } from "./OverflowList.tsx";
+import { PhaseTimeline } from "./PhaseTimeline.tsx";
+
+const LAST_STEPS = 5000;
+
+export function StepsView({ run }: { run: Run }) {
+  const window = useWindow();
+  const identity = traceIdentity(run, run.spec.step_ordering);
+  const identityKey = JSON.stringify(identity);
+  const requests = useMemo(() => [{ identity, run }], [identityKey, run]);
+  const { traces, error, isLoading } = useTraces(requests, window);
+  const trace = traces[0];
+  const landmark = poisonedSince(run) ?? trace?.overflow[0]?.[0] ?? null;
+  const chart = useChartState(traces, run.spec.steps, landmark);
+  const recorded = run.summary?.steps ?? 0;
+
+  if (error && traces.length === 0) return <ErrorState error={error} />;
+  const hasSteps = trace !== undefined && trace.last >= 0;
+  const view = chart.window === null ? "all" : "part";
+
+  return (
+    <div className="with-aside">
+      <div>
+        <div className="tool">
+          <Segments
+            label="Steps shown"
+            value={view}
+            options={[
+              { value: "all", label: "All" },
+              { value: "landmark", label: "Overflow" },
+              { value: "last", label: "Last 5k" },
+            ].filter(({ value }) => (value === "landmark" ? landmark !== null : value !== "last" || recorded > LAST_STEPS))}
+            onChange={(value) => {
+              if (value === "landmark" && landmark !== null) setWindow(around(landmark));
+              else if (value === "last") setWindow([Math.max(recorded - LAST_STEPS, 0), recorded]);
+              else setWindow(null);
+            }}
+          />
+          <span className="grow" />
+          <span className="label">{trace && rangeWords(chart.range, trace.last, trace.exact)}</span>
+        </div>
+        {hasSteps ? (
+          <ChartStack
+            traces={traces}
+            panels={PANELS}
+            range={chart.range}
+            locked={chart.locked}
+            onHover={chart.onHover}
+            onLock={chart.onLock}
+            onRange={chart.onRange}
+          />
+        ) : isLoading ? (
+          <LoadingState what="the steps" />
+        ) : (
+          <div className="card">
+            <EmptyState title="No steps recorded yet">
+              <p>
+                {run.status === "queued" || run.status === "pending"
+                  ? "Charts begin with the first step."
+                  : "This run ended before its first step; its logs and attempts say why."}
+              </p>
+            </EmptyState>
+          </div>
+        )}
+      </div>
+      <aside aria-label="Details">
+        {hasSteps && <Readout traces={traces} step={chart.shown} isLocked={chart.locked !== null} />}
+        {hasSteps && trace.overflow.length > 0 && (
+          <OverflowList trace={trace} locked={chart.locked} onLock={chart.onLock} />
+        )}
+        <EventList path={runPath(run.id, "events")} mark={`${run.status} ${run.attempts?.length ?? 0}`} />
+        <PhaseTimeline attempt={run.attempts?.at(-1)} />
+        <p className="ink-3 hint-line">
+          <Key>J</Key> <Key>K</Key> overflows, <Key>D</Key> first of them, <Key>L</Key> lock; drag to zoom, double-click
+          for all.
+        </p>
+      </aside>
+    </div>
+  );
+}
+
+export function rangeWords(range: readonly [number, number], last: number, isExact: boolean): string {
+  const from = Math.max(Math.ceil(range[0]), 0);
+  const to = Math.min(Math.floor(range[1]), Math.max(last, 0));
+  const drawn = isExact ? "every step drawn" : "sampled; overflows and non-finite steps exact";
+  return `Steps ${formatInteger(from)} – ${formatInteger(to)} of ${formatInteger(last + 1)} · ${drawn}`;
+}

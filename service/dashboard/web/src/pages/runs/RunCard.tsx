@@ -1,0 +1,55 @@
+/** A run on a narrow screen: what decides in two lines, the figures in a third. */
+
+import { memo } from "react";
+
+import type { Run } from "../../api/types.ts";
+import { InitialScale, LossScale, OrderingMark, ProgressBar, StatusMark, VerdictChip } from "../../components/marks.tsx";
+import { formatInteger, toNumber } from "../../format/number.ts";
+import { Link, runHref } from "../../routing/router.tsx";
+import { MomentumCell, runShare } from "./columns.tsx";
+
+interface Props {
+  run: Run;
+  isSelected: boolean;
+  onToggle: (id: string) => void;
+}
+
+export const RunCard = memo(function RunCard({ run, isSelected, onToggle }: Props) {
+  return (
+    <div className={isSelected ? "run-card selected" : "run-card"}>
+      <input
+        type="checkbox"
+        className="checkbox"
+        checked={isSelected}
+        onChange={() => onToggle(run.id)}
+        aria-label={`Select ${run.name}`}
+      />
+      <div className="lines">
+        <div className="row">
+          <Link to={runHref(run.id)} className="mono title">
+            {run.name}
+          </Link>
+          <span className="grow" />
+          {run.verdict !== null && <VerdictChip verdict={run.verdict} />}
+        </div>
+        <div className="row ink-2">
+          <StatusMark status={run.status} share={runShare(run)} />
+          <OrderingMark ordering={run.spec.step_ordering} />
+          <span>
+            ZeRO {run.spec.zero_stage} · <InitialScale run={run} />
+          </span>
+        </div>
+        <div className="row num ink-2">
+          <span>{formatInteger(run.summary?.steps ?? 0)}</span>
+          <ProgressBar share={runShare(run)} label={`${run.name}: steps recorded of ${run.spec.steps}`} />
+          <span>
+            scale <LossScale value={toNumber(run.summary?.final_loss_scale)} />
+          </span>
+          <span className="clip">
+            ‖m‖ <MomentumCell run={run} />
+          </span>
+        </div>
+      </div>
+    </div>
+  );
+});
