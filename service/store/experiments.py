@@ -1,33 +1,20 @@
 """Experiments: a question and the runs that answer it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from muonscope.contract.run_spec import RunSpec
 from muonscope.contract.status import RunStatus
-from service.errors import InvalidInput, NotFound
+from service.errors import NotFound
 from service.store.models import Experiment, Run
 from service.store.runs import RunRepository, new_uid
 from service.store.types import read_clock
 
 
-@dataclass(frozen=True, slots=True)
-class ExperimentCounts:
-    """An experiment beside how many of its runs have each status."""
-
-    experiment: Experiment
-    runs: dict[RunStatus, int]
-
-    @property
-    def status(self) -> str:
-        return experiment_status(self.runs)
-
-
-def experiment_status(runs: dict[RunStatus, int]) -> str:
+def experiment_status(runs: Mapping[RunStatus, int]) -> str:
     """Say where an experiment stands: queued, running, succeeded (every run has an outcome) or stopped."""
     total = sum(runs.values())
     if runs.get(RunStatus.QUEUED, 0) == total:
@@ -81,26 +68,14 @@ class ExperimentRepository:
             found.extend(page.runs)
         return sorted(found, key=lambda run: (run.position or 0, run.id))
 
-    def list(self, *, before: int | None = None, limit: int = 50) -> Sequence[ExperimentCounts]:
+    def list(self, *, before: int | None = None, limit: int = 50) -> Sequence[Experiment]:
         """List experiments, newest first.
 
         Args:
             before: the row id to continue before, from the last one of the page before.
-            limit: 1 to 1000.
+            limit: how many.
         """
-        if not 1 <= limit <= 1000:
-            raise InvalidInput(f"limit={limit} is out of range", field="limit", value=limit, remedy="use 1 to 1000")
         query = select(Experiment).order_by(Experiment.id.desc()).limit(limit)
         if before is not None:
             query = query.where(Experiment.id < before)
-        experiments = self._session.scalars(query).all()
-        counts: dict[int, dict[RunStatus, int]] = {experiment.id: {} for experiment in experiments}
-        rows = self._session.execute(
-            select(Run.experiment_id, Run.status, func.count())
-            .where(Run.experiment_id.in_(list(counts)))
-            .group_by(Run.experiment_id, Run.status)
-        )
-        for experiment_id, status, count in rows:
-            if experiment_id is not None:
-                counts[experiment_id][status] = count
-        return [ExperimentCounts(experiment, counts[experiment.id]) for experiment in experiments]
+        return self._session.scalars(query).all()

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session, joinedload, selectinload
 
 from muonscope.contract.attempts import Failure
 from muonscope.contract.run_spec import RunSpec
-from muonscope.contract.status import Precision, RunStatus, Verdict
+from muonscope.contract.status import Implementation, Precision, RunStatus, Verdict
 from service.errors import Conflict, IllegalTransition, InvalidInput, NotFound
 from service.store import search
 from service.store.events import EventRepository
@@ -95,6 +95,7 @@ class RunRepository:
             Conflict: the key was used for another spec.
             InvalidInput: the key is empty or too long.
         """
+        spec = _stated(spec)
         document = spec.model_dump(mode="json")
         request_hash = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
         if idempotency_key is not None:
@@ -337,6 +338,14 @@ class RunRepository:
 
     def _next_revision(self) -> int:
         return self.last_revision() + 1
+
+
+def _stated(spec: RunSpec) -> RunSpec:
+    """Say in the spec what it leaves to its implementation: a stored spec has no unset fields to tell a default by."""
+    leaves_it = spec.gradient_clipping and "clip_scope" not in spec.model_fields_set
+    if spec.implementation is Implementation.DEEPSPEED and leaves_it:
+        return spec.model_copy(update={"clip_scope": "update"})
+    return spec
 
 
 def initial_scale(spec: RunSpec) -> float | None:

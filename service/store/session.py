@@ -4,6 +4,8 @@
     with database.write() as session:              one transaction, committed at the end, rolled back on error
     with database.write(durable=False) as session: survives a killed process, on SQLite not a power cut
 
+A database that cannot answer raises `service.errors.Unavailable`.
+
 The controller is the only writer. A lock orders its threads, so that no SQLite writer waits by polling and event ids
 become visible in their order on both databases.
 """
@@ -16,7 +18,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
+
+from service.errors import Unavailable
 
 __all__ = ["Database", "Session"]
 
@@ -58,7 +63,7 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Session]:
         """Give a session on one consistent snapshot; what it changes is thrown away."""
-        with Session(self.engine, expire_on_commit=False, autoflush=False) as session:
+        with _translated(), Session(self.engine, expire_on_commit=False, autoflush=False) as session:
             if not self.is_sqlite:
                 session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
             yield session
@@ -70,13 +75,13 @@ class Database:
         Args:
             durable: whether the commit must survive a power cut. PostgreSQL's always do.
         """
-        with self._writer, Session(self.engine, expire_on_commit=False) as session:
+        with self._writer, _translated(), Session(self.engine, expire_on_commit=False) as session:
             session.connection(execution_options={_WRITE: "FULL" if durable else "NORMAL"})
             yield session
             session.commit()
 
     def ping(self) -> None:
-        """Raise what the database raises when it cannot answer."""
+        """Raise Unavailable when the database cannot answer."""
         with self.read() as session:
             session.execute(text("SELECT 1"))
 
@@ -109,6 +114,13 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
-def is_unavailable(error: BaseException) -> bool:
-    """Whether a database error means "not now" (locked, unreachable, full) rather than a mistake of ours."""
-    return isinstance(error, OperationalError)
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Tell "not now" (locked, unreachable, full) from a mistake of ours."""
+    try:
+        yield
+    except (OperationalError, PoolTimeout) as error:
+        reason = error.orig if isinstance(error, OperationalError) else error
+        raise Unavailable(
+            f"the database cannot answer now: {reason}", remedy="try again; nothing of this request was stored"
+        ) from error

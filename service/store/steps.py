@@ -220,6 +220,18 @@ class StepRepository:
         rows = self._current(run, ("step", "momentum_norms"), start, stop, limit)
         return [(row[0], bytes(row[1] or b"")) for _, row in rows]
 
+    def norms_at(self, run: Run, steps: Sequence[int]) -> dict[int, bytes]:
+        """Return the packed momentum norms of those of these steps, a few hundred at most, that the record holds."""
+        table = _TABLE.c
+        rows = self._session.execute(
+            select(table.step, table.momentum_norms)
+            .join(Attempt, Attempt.id == table.attempt_id)
+            .where(Attempt.run_id == run.id, table.step.in_(steps), table.rank == 0)
+            .order_by(Attempt.number)
+        )
+        # Of several attempts' rows the newest comes last and stays.
+        return {step: bytes(norms or b"") for step, norms in rows}
+
     def _current(
         self, run: Run, names: Sequence[str], start: int, stop: int | None, limit: int | None
     ) -> Iterator[tuple[int, Row]]:

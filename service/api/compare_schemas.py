@@ -1,0 +1,114 @@
+"""How a comparison looks as JSON."""
+
+from typing import Any
+
+from service.api.schemas import Out
+from service.api.step_schemas import Measurement
+
+
+class FieldDifference(Out):
+    field: str
+    """Dotted name in the spec."""
+    a: Any
+    b: Any
+
+
+class SharedOut(Out):
+    """What the runs prove by hash to have in common; null where one has no hash."""
+
+    data: bool | None
+    initial_parameters: bool | None
+
+
+class DivergenceOut(Out):
+    step: int
+    scalar: str
+    """The first that differs, in the order a step computes them."""
+    scalars: list[str]
+    a: Measurement | bool
+    b: Measurement | bool
+    parameter: str | None
+    """The one whose momentum norm differs most."""
+    parameters_differing: int
+
+
+class CountPair(Out):
+    a: int
+    b: int
+
+
+class DiscardedOut(Out):
+    a: int
+    b: int
+    both: int
+    a_runs: list[tuple[int, int]]
+    """First and last step of each unbroken run of discarded steps."""
+    b_runs: list[tuple[int, int]]
+    overflows: CountPair
+
+
+class TrajectoryOut(Out):
+    initial: Measurement
+    final: Measurement
+    lowest: Measurement
+    highest: Measurement
+    num_changes: int
+    changes: list[tuple[int, Measurement]]
+    """(step, scale from there on), the first thousand."""
+
+
+class TrajectoriesOut(Out):
+    a: TrajectoryOut
+    b: TrajectoryOut
+
+
+class PairOut(Out):
+    a: Measurement
+    b: Measurement
+    difference: float | None
+    """b - a, where both are finite."""
+
+
+class FinalOut(Out):
+    steps: CountPair
+    loss: PairOut
+    momentum_norm: PairOut
+    loss_scale_after: PairOut
+    parameters_moved: PairOut
+    parameters_total: PairOut
+    max_weight_motion: PairOut
+    nonfinite_parameters: PairOut
+    parameters_equal: bool | None
+    """Whether all final weights are bit-equal, by hash."""
+
+
+class RatioOut(Out):
+    a: float | None
+    b: float | None
+    ratio: float | None
+    """b / a."""
+
+
+class CostOut(Out):
+    step_time_s: RatioOut
+    """Medians, without the first step."""
+    peak_memory_bytes: RatioOut
+    ns_calls: RatioOut
+
+
+class CompareOut(Out):
+    a: str
+    b: str
+    spec_difference: list[FieldDifference]
+    """Fields that can change the numbers."""
+    is_pair: bool
+    """Whether they differ in one field only."""
+    shared: SharedOut
+    bit_equal_until: int | None
+    """Every step before this one is bit-equal; null where a run has no steps."""
+    first_divergence: DivergenceOut | None
+    explanation: str
+    discarded: DiscardedOut
+    loss_scale: TrajectoriesOut
+    final: FinalOut
+    cost: CostOut

@@ -1,0 +1,134 @@
+"""A run's record, as pages of rows, as columns for a chart, as CSV; its parameters and their momentum norms."""
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Path, Query, Response
+from fastapi.responses import StreamingResponse
+
+from service.api.dependencies import DatabaseDependency
+from service.api.schemas import PROBLEMS
+from service.api.step_schemas import (
+    STEP_KEYS,
+    ParametersOut,
+    ParameterStepsOut,
+    SeriesOut,
+    StepsOut,
+    csv_cells,
+    parameter_json,
+    parameter_step_json,
+    series_json,
+    step_json,
+)
+from service.errors import InvalidInput
+from service.store.parameters import ParameterRepository
+from service.store.runs import RunRepository
+from service.store.session import Database
+from service.store.steps import MAX_PAGE, StepRepository
+
+router = APIRouter(prefix="/runs", tags=["steps"], responses=PROBLEMS)
+
+DEFAULT_FIELDS: Final = ("loss", "loss_scale_before", "grad_norm", "update_norm", "momentum_norm")
+MAX_POINTS: Final = 200_000
+_CSV_CHUNK: Final = 5000
+_LARGEST_STEP: Final = 2**63 - 1
+
+RunId = Annotated[str, Path(alias="run_id", max_length=64, examples=["abcdefghijkl"])]
+Start = Annotated[int, Query(ge=0, le=_LARGEST_STEP, description="The first step wanted.")]
+Stop = Annotated[int | None, Query(ge=0, le=_LARGEST_STEP, description="The step to end before; absent: no end.")]
+
+
+@router.get(
+    "/{run_id}/steps",
+    summary="Read a run's steps, every one of them exact",
+    responses={200: {"model": StepsOut | SeriesOut, "content": {"text/csv": {"schema": {"type": "string"}}}}},
+    response_class=Response,
+)
+def get_steps(
+    run_id: RunId,
+    database: DatabaseDependency,
+    start: Start = 0,
+    stop: Stop = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE, description="Rows a page.")] = 1000,
+    max_points: Annotated[
+        int | None,
+        Query(
+            ge=2, le=MAX_POINTS,
+            description="Answer with columns for a chart: exact up to 20,000 steps, beyond them at most this many "
+            "points, the extremes of each bucket.",
+        ),
+    ] = None,
+    fields: Annotated[str | None, Query(max_length=1000, description="Columns wanted, with commas between.")] = None,
+    format: Annotated[Literal["json", "csv"], Query(description="`csv` gives every step from start to stop.")] = "json",
+) -> Response:  # fmt: skip
+    if format == "csv":
+        with database.read() as session:
+            RunRepository(session).get(run_id)
+        headers = {"Content-Disposition": f'attachment; filename="{run_id}-steps.csv"'}
+        return StreamingResponse(_csv(database, run_id, start, stop), media_type="text/csv", headers=headers)
+    with database.read() as session:
+        run = RunRepository(session).get(run_id)
+        steps = StepRepository(session)
+        if max_points is not None or fields is not None:
+            names = _names(fields)
+            columns = steps.columns(run, names, start=start, stop=stop)
+            return _json(series_json(columns, max_points if max_points is not None else MAX_POINTS))
+        page = steps.page(run, start=start, stop=stop, limit=limit)
+    return _json({"steps": [step_json(current) for current in page.steps], "next_start": page.next_start})
+
+
+@router.get("/{run_id}/parameters", summary="List a run's parameters and which optimizer takes each, and why")
+def get_parameters(run_id: RunId, database: DatabaseDependency) -> ParametersOut:
+    with database.read() as session:
+        parameters = ParameterRepository(session).list(RunRepository(session).get(run_id))
+    return ParametersOut.model_validate({"parameters": [parameter_json(parameter) for parameter in parameters]})
+
+
+@router.get(
+    "/{run_id}/parameters/{index}/steps",
+    summary="Read one parameter's momentum norm after each step",
+    responses={200: {"model": ParameterStepsOut}},
+    response_class=Response,
+)
+def get_parameter_steps(
+    run_id: RunId,
+    index: int,
+    database: DatabaseDependency,
+    start: Start = 0,
+    stop: Stop = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_POINTS, description="Rows a page.")] = 20_000,
+) -> Response:
+    with database.read() as session:
+        run = RunRepository(session).get(run_id)
+        parameter = ParameterRepository(session).get(run, index)
+        rows = StepRepository(session).parameter_norms(run, start=start, stop=stop, limit=limit + 1)
+    found = [parameter_step_json(step, norms, parameter.index) for step, norms in rows[:limit]]
+    return _json({"steps": found, "next_start": rows[limit][0] if len(rows) > limit else None})
+
+
+def _names(fields: str | None) -> tuple[str, ...]:
+    if fields is None:
+        return DEFAULT_FIELDS
+    names = tuple(dict.fromkeys(name.strip() for name in fields.split(",") if name.strip()))
+    if not names:
+        raise InvalidInput("no field is named", field="fields", value=fields, remedy="write fields=loss,grad_norm")
+    return tuple(name for name in names if name != "step") or DEFAULT_FIELDS
+
+
+def _csv(database: Database, run_id: str, start: int, stop: int | None) -> Iterator[str]:
+    """Yield the record as CSV; each chunk is a transaction of its own, so that a slow reader holds none open."""
+    yield ",".join(STEP_KEYS) + "\r\n"
+    following: int | None = start
+    while following is not None:
+        with database.read() as session:
+            run = RunRepository(session).get(run_id)
+            page = StepRepository(session).page(run, start=following, stop=stop, limit=_CSV_CHUNK)
+        yield "".join(",".join(csv_cells(current)) + "\r\n" for current in page.steps)
+        following = page.next_start
+
+
+def _json(document: dict[str, Any]) -> Response:
+    # Already plain: validating a million numbers again would cost more than reading them.
+    text = json.dumps(document, separators=(",", ":"), allow_nan=False)
+    return Response(text, media_type="application/json")
