@@ -1,0 +1,253 @@
+"""Checkpoints that are whole or not there: written beside, fsynced, hashed, renamed, retained.
+
+    <root>/step-00000200/manifest.json      what the folder holds, each file's size and SHA-256
+    <root>/step-00000200/state/…            DeepSpeed's own checkpoint
+    <root>/step-00000200/random-rank-0.pt   each rank's random generators
+    <root>/.step-00000200.partial           being written, or left by a run that was killed meanwhile
+
+The folder must be one that all ranks' nodes share. Resume takes only folders with a manifest of this run whose every
+file hashes to what the manifest says; DeepSpeed's loader unpickles, so nothing else may reach it.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from workers.engine import Place, Training
+from workers.errors import CheckpointUnusable
+
+STATE_TAG: Final = "state"
+MANIFEST: Final = "manifest.json"
+FORMAT_VERSION: Final = 1
+_COMPLETE_NAME: Final = re.compile(r"step-(\d{8,})")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a complete checkpoint says of itself."""
+
+    fingerprint: str
+    """Of the run's spec: a checkpoint of other numbers is not this run's."""
+    step: int
+    """The first step to attempt after loading it."""
+    world_size: int
+    files: dict[str, dict[str, Any]]
+
+    def to_json(self) -> str:
+        body = {"format_version": FORMAT_VERSION, "fingerprint": self.fingerprint, "step": self.step}
+        return json.dumps({**body, "world_size": self.world_size, "files": self.files}, indent=1)
+
+    @classmethod
+    def read(cls, folder: Path) -> "Manifest":
+        """Read a folder's manifest; raises CheckpointUnusable for any other content."""
+        try:
+            body = json.loads((folder / MANIFEST).read_text())
+            if body["format_version"] != FORMAT_VERSION:
+                raise CheckpointUnusable(
+                    str(folder), f"format version {body['format_version']} is not {FORMAT_VERSION}"
+                )
+            return cls(body["fingerprint"], int(body["step"]), int(body["world_size"]), dict(body["files"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointUnusable(str(folder), f"its manifest cannot be read: {error}") from error
+
+
+def save(training: Training, root: Path, next_step: int) -> Path:
+    """Write a checkpoint that resumes at `next_step`, and remove the oldest beyond what the run keeps.
+
+    Collective.
+
+    Returns:
+        The complete checkpoint's folder.
+    """
+    place = training.place
+    partial, complete = root / f".step-{next_step:08d}.partial", root / f"step-{next_step:08d}"
+    _on_first_rank(place, lambda: _make_empty(partial))
+    training.engine.save_checkpoint(str(partial), tag=STATE_TAG, save_latest=False)
+    torch.save(_random_states(), partial / f"random-rank-{place.rank}.pt")
+    _barrier(place)
+    files = _merge(place, _hash_share(partial, place))
+    manifest = Manifest(training.spec.fingerprint(), next_step, place.world_size, files)
+    _on_first_rank(place, lambda: _publish(partial, complete, manifest, keep=training.spec.checkpoint.keep))
+    return complete
+
+
+def load_newest(training: Training, root: Path, resume_step: int) -> int:
+    """Load the newest whole checkpoint that is not newer than `resume_step`.
+
+    Collective.
+
+    Returns:
+        The first step to attempt.
+    Raises:
+        CheckpointUnusable: none is whole and of this run.
+    """
+    spec, place = training.spec, training.place
+    folder, manifest = _on_first_rank(
+        place, lambda: choose(root, resume_step, fingerprint=spec.fingerprint(), world_size=spec.world_size)
+    )
+    loaded, _ = training.engine.load_checkpoint(str(folder), tag=STATE_TAG)
+    if loaded is None:
+        raise CheckpointUnusable(str(folder), "DeepSpeed did not load it")
+    _restore_random_states(torch.load(folder / f"random-rank-{place.rank}.pt", weights_only=True))
+    return int(manifest.step)
+
+
+def choose(root: Path, resume_step: int, *, fingerprint: str, world_size: int) -> tuple[Path, Manifest]:
+    """Return the newest checkpoint at or before `resume_step` that is whole and of this run.
+
+    Raises:
+        CheckpointUnusable: there is none; says what was wrong with each candidate.
+    """
+    reasons = []
+    for step, folder in reversed(complete_folders(root)):
+        if step > resume_step:
+            continue
+        try:
+            manifest = Manifest.read(folder)
+            _refuse_foreign(folder, manifest, step, fingerprint, world_size)
+            verify(folder, manifest)
+        except CheckpointUnusable as error:
+            reasons.append(str(error))
+            continue
+        return folder, manifest
+    found = "; ".join(reasons) or f"it holds no complete checkpoint at or before step {resume_step}"
+    raise CheckpointUnusable(str(root), found)
+
+
+def complete_folders(root: Path) -> list[tuple[int, Path]]:
+    """Return the folders that carry a complete checkpoint's name, as (step, folder), oldest first."""
+    if not root.is_dir():
+        return []
+    matches = ((_COMPLETE_NAME.fullmatch(path.name), path) for path in root.iterdir() if path.is_dir())
+    return sorted((int(match[1]), path) for match, path in matches if match)
+
+
+def verify(folder: Path, manifest: Manifest) -> None:
+    """Check every file against the manifest; raises CheckpointUnusable naming the first that differs."""
+    for name, expected in manifest.files.items():
+        path = folder / name
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise CheckpointUnusable(str(folder), f"its manifest names {name!r}, outside the folder")
+        try:
+            actual = describe_file(path)
+        except OSError as error:
+            raise CheckpointUnusable(str(folder), f"{name}: {error.strerror or error}") from error
+        if actual != expected:
+            raise CheckpointUnusable(str(folder), f"{name} is not what was written ({actual['bytes']} bytes now)")
+    extra = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - {
+        *manifest.files,
+        MANIFEST,
+    }
+    if extra:
+        raise CheckpointUnusable(str(folder), f"it holds files nobody wrote down: {', '.join(sorted(extra)[:3])}")
+
+
+def describe_file(path: Path) -> dict[str, Any]:
+    """Return a file's size and SHA-256."""
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _refuse_foreign(folder: Path, manifest: Manifest, step: int, fingerprint: str, world_size: int) -> None:
+    if manifest.fingerprint != fingerprint:
+        raise CheckpointUnusable(str(folder), "it was written by a run of another spec")
+    if manifest.world_size != world_size:
+        raise CheckpointUnusable(
+            str(folder), f"it was written by {manifest.world_size} ranks, this run has {world_size}"
+        )
+    if manifest.step != step:
+        raise CheckpointUnusable(str(folder), f"its manifest says step {manifest.step}")
+
+
+def _make_empty(partial: Path) -> None:
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+
+
+def _hash_share(partial: Path, place: Place) -> dict[str, dict[str, Any]]:
+    """Fsync and hash this rank's share of the files: they are dealt out in turn."""
+    paths = sorted(path for path in partial.rglob("*") if path.is_file())
+    share = {}
+    for path in paths[place.rank :: place.world_size]:
+        _fsync(path)
+        share[str(path.relative_to(partial))] = describe_file(path)
+    return share
+
+
+def _publish(partial: Path, complete: Path, manifest: Manifest, keep: int) -> None:
+    path = partial / MANIFEST
+    path.write_text(manifest.to_json())
+    _fsync(path)
+    for folder in [path for path in partial.rglob("*") if path.is_dir()] + [partial]:
+        _fsync(folder)
+    # A resumed run may write the same step again: the same state, so the newer copy stands.
+    shutil.rmtree(complete, ignore_errors=True)
+    partial.rename(complete)
+    _fsync(complete.parent)
+    for _, folder in complete_folders(complete.parent)[:-keep]:
+        if folder != complete:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _random_states() -> dict[str, Any]:
+    states: dict[str, Any] = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _restore_random_states(states: dict[str, Any]) -> None:
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_initialized():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def _on_first_rank(place: Place, action: Callable[[], Result]) -> Result:
+    """Run `action` on rank 0 and give every rank its result, or its error."""
+    said: list[Any] = [None, None]
+    if place.rank == 0:
+        try:
+            said[0] = action()
+        except Exception as error:
+            said[1] = error
+    if place.world_size > 1:
+        dist.broadcast_object_list(said, src=0)
+    if said[1] is not None:
+        raise said[1]
+    result: Result = said[0]
+    return result
+
+
+def _merge(place: Place, share: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    shares: list[dict[str, dict[str, Any]] | None] = [share]
+    if place.world_size > 1:
+        shares = [None] * place.world_size
+        dist.all_gather_object(shares, share)
+    return {name: entry for part in _present(shares) for name, entry in sorted(part.items())}
+
+
+def _present(shares: Sequence[dict[str, dict[str, Any]] | None]) -> list[dict[str, dict[str, Any]]]:
+    return [share for share in shares if share is not None]
+
+
+def _barrier(place: Place) -> None:
+    if place.world_size > 1:
+        dist.barrier()

@@ -1,0 +1,327 @@
+"""RunSpec into a model, a DeepSpeed engine and an optimizer: the one place where ours is translated into DeepSpeed's.
+
+Order: seed → task (fp32, on the CPU) → optimizer → `deepspeed.initialize` → `attach` or `install` → snapshot.
+"""
+
+import dataclasses
+import platform
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import muon_core
+from muon_core.parameters import trainable_parameters
+from muon_core.zero.cpu import install_cpu_accelerator
+from muonscope.contract.attempts import ParameterFact
+from muonscope.contract.run_spec import DEFAULT_DEEPSPEED, RunSpec, UserTask
+from muonscope.contract.status import Implementation, MomentumUnit, ParameterRoute, Precision
+from workers.environment import recorded_environment
+from workers.errors import ConfigRefused, TaskUnusable
+from workers.faults import FaultPlan
+from workers.final_state import InitialWeights, hash_tensors
+from workers.tasks import Task, TaskContext, build_task
+
+DTYPES: Final = {
+    Precision.FP16: torch.float16,
+    Precision.BF16: torch.bfloat16,
+    Precision.FP32: torch.float32,
+}
+# Steps and micro-batches whose bytes make up the recorded data hash.
+HASHED_STEPS: Final = 2
+HASHED_MICRO_BATCHES: Final = 4
+# What DeepSpeed's Muon computes and cannot be told otherwise.
+_NATIVE_NS_STEPS: Final = 5
+_NATIVE_NS_METHODS: Final = ("gram", "standard")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank stands among the others."""
+
+    rank: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """Everything one rank needs to train, built and ready for its first step."""
+
+    spec: RunSpec
+    place: Place
+    task: Task
+    engine: Any
+    parameters: list[nn.Parameter]
+    """The trainable ones, by index."""
+    routes: list[ParameterFact]
+    faults: FaultPlan
+    initial: InitialWeights
+    probe_group: dist.ProcessGroup | None
+    data_hash: str
+    initial_parameters_hash: str
+
+    @property
+    def muon_indices(self) -> list[int]:
+        return [route.index for route in self.routes if route.route is ParameterRoute.MUON]
+
+    @property
+    def momentum_unit(self) -> MomentumUnit:
+        is_native = self.spec.implementation is Implementation.DEEPSPEED
+        return MomentumUnit.LOSS_SCALED if is_native else MomentumUnit.UNSCALED
+
+
+def join_process_group(store: dist.Store, place: Place) -> None:
+    """Form the world's process group over a store that all ranks share. Collective."""
+    install_cpu_accelerator()
+    backend = "nccl" if runs_on_gpu() else "gloo"
+    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size)
+
+
+def runs_on_gpu() -> bool:
+    from deepspeed.accelerator import get_accelerator
+
+    return str(get_accelerator().device_name()) == "cuda"
+
+
+def build_training(spec: RunSpec, place: Place) -> Training:
+    """Build one rank's training state. Collective; the process group must be formed.
+
+    Raises:
+        ConfigRefused: DeepSpeed or muon_core will not run what the spec asks for; the message says why.
+        TaskUnusable: the user's task cannot be imported or built.
+    """
+    _require_release(spec)
+    torch.manual_seed(spec.seed)
+    dtype = DTYPES[spec.precision]
+    options = spec.task.options if isinstance(spec.task, UserTask) else {}
+    context = TaskContext(spec.seed, place.rank, place.world_size, spec.micro_batch_size, dtype, options)
+    task = build_task(spec, context)
+    faults = FaultPlan(spec.faults, task.model, place.rank)
+    before_cast = [parameter.detach() for _, parameter in trainable_parameters(task.model)]
+    initial_hash = hash_tensors(tensor.to(dtype) for tensor in before_cast)
+    engine, routes = _initialize(spec, task.model, place.world_size)
+    parameters = [parameter for _, parameter in trainable_parameters(engine.module)]
+    return Training(
+        spec=spec,
+        place=place,
+        task=task,
+        engine=engine,
+        parameters=parameters,
+        routes=routes,
+        faults=faults,
+        initial=InitialWeights(parameters, before_cast, place.rank, place.world_size),
+        probe_group=dist.new_group() if place.world_size > 1 else None,
+        data_hash=_hash_data(spec, task),
+        initial_parameters_hash=initial_hash,
+    )
+
+
+def deepspeed_config(spec: RunSpec) -> dict[str, Any]:
+    """Translate the spec's settings into DeepSpeed's, with the spec's raw `ds_config` merged in."""
+    ours: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": spec.micro_batch_size,
+        "gradient_accumulation_steps": spec.gradient_accumulation_steps,
+        # DeepSpeed's default is 1.0, not off.
+        "gradient_clipping": spec.gradient_clipping,
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 2**31 - 1,
+        # One reduction for all stages and implementations, so that a pair differs in what it declares only.
+        "zero_optimization": {"stage": spec.zero_stage, "reduce_scatter": False},
+    }
+    if spec.precision is Precision.FP16:
+        scale = spec.loss_scale
+        ours["fp16"] = {
+            "enabled": True,
+            "loss_scale": scale.static or 0,
+            "initial_scale_power": scale.initial_power,
+            "loss_scale_window": scale.window,
+            "hysteresis": scale.hysteresis,
+            "min_loss_scale": scale.minimum,
+        }
+    elif spec.precision is Precision.BF16:
+        ours["bf16"] = {"enabled": True}
+        # Otherwise stage 1 runs in BF16_Optimizer, whose partitions are laid out in a way of their own.
+        ours["data_types"] = {"grad_accum_dtype": "bf16"}
+    if spec.implementation is Implementation.DEEPSPEED:
+        ours["optimizer"] = _native_optimizer(spec)
+    return merged(ours, spec.ds_config)
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` with `over` laid upon it, dictionaries merged key by key."""
+    result = dict(base)
+    for key, value in over.items():
+        held = result.get(key)
+        result[key] = merged(held, value) if isinstance(held, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def describe_environment(training: Training) -> dict[str, Any]:
+    """Return what of this rank's surroundings can change the numbers or explain them."""
+    on_gpu = runs_on_gpu()
+    labels = []
+    if not on_gpu and training.spec.precision is Precision.FP16:
+        labels.append("fp16 emulated on CPU")
+    return {
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "deepspeed": deepspeed.__version__,
+            "cuda": torch.version.cuda if on_gpu else None,
+        },
+        "deepspeed_file": deepspeed.__file__,
+        "python_executable": sys.executable,
+        "host": socket.gethostname(),
+        "device": device_name(training.engine.device),
+        "backend": dist.get_backend(),
+        "labels": labels,
+        "environment_variables": recorded_environment(),
+        "torch_threads": torch.get_num_threads(),
+    }
+
+
+def device_name(device: torch.device | str) -> str:
+    """Return the visible device's name, or the processor's."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        with Path("/proc/cpuinfo").open() as lines:
+            names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _initialize(spec: RunSpec, model: nn.Module, world_size: int) -> tuple[Any, list[ParameterFact]]:
+    arguments: dict[str, Any] = {"model": model, "config": deepspeed_config(spec)}
+    is_native = spec.implementation is Implementation.DEEPSPEED
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigRefused("the task's model has no trainable parameter; there is nothing to optimize")
+    routes = muon_core.route_parameters(model)
+    optimizer = None
+    if is_native:
+        arguments["model_parameters"] = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    else:
+        optimizer = arguments["optimizer"] = _our_optimizer(spec, model)
+    try:
+        engine, *_ = deepspeed.initialize(**arguments)
+        if optimizer is None:
+            from muon_core.zero import deepspeed_native
+
+            deepspeed_native.install(engine, str(spec.step_ordering))
+        else:
+            muon_core.attach(engine, optimizer)
+    except (AssertionError, ValueError, TypeError, KeyError, muon_core.errors.UnsupportedSetup) as error:
+        raise ConfigRefused(f"DeepSpeed refuses this run: {type(error).__name__}: {error}") from error
+    return engine, _native_routes(engine) if is_native else _our_routes(routes)
+
+
+def _our_optimizer(spec: RunSpec, model: nn.Module) -> muon_core.ZeroMuon:
+    settings = spec.optimizer
+    adam: dict[str, Any] = {
+        "betas": (settings.adam.beta1, settings.adam.beta2),
+        "eps": settings.adam.eps,
+        "lr": settings.lr if settings.adam.lr is None else settings.adam.lr,
+        "weight_decay": settings.weight_decay if settings.adam.weight_decay is None else settings.adam.weight_decay,
+    }
+    return muon_core.build_optimizer(
+        model,
+        lr=settings.lr,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        nesterov=settings.nesterov,
+        ns_method=settings.ns_method,
+        ns_steps=settings.ns_steps,
+        adam=adam,
+        step_ordering=str(spec.step_ordering),
+        clip_scope=spec.clip_scope,  # type: ignore[arg-type]
+    )
+
+
+def _native_optimizer(spec: RunSpec) -> dict[str, Any]:
+    """Return DeepSpeed's own Muon block, refusing what it cannot be told."""
+    settings = spec.optimizer
+    fixed = {
+        "nesterov": (settings.nesterov, True),
+        "ns_steps": (settings.ns_steps, _NATIVE_NS_STEPS),
+        "adam.weight_decay": (settings.adam.weight_decay, None),
+    }
+    for name, (asked, offered) in fixed.items():
+        if asked != offered:
+            raise ConfigRefused(
+                f"optimizer.{name}={asked} is not what implementation=deepspeed computes (it has {offered}); "
+                "leave it out or choose implementation=muon_core"
+            )
+    if settings.ns_method not in _NATIVE_NS_METHODS:
+        raise ConfigRefused(
+            f"optimizer.ns_method={settings.ns_method} is not one of DeepSpeed's: {', '.join(_NATIVE_NS_METHODS)}"
+        )
+    params: dict[str, Any] = {
+        "lr": settings.lr,
+        "momentum": settings.momentum,
+        "weight_decay": settings.weight_decay,
+        "ns_method": settings.ns_method,
+        "betas": [settings.adam.beta1, settings.adam.beta2],
+        "eps": settings.adam.eps,
+        # Public switch: torch's AdamW instead of a CUDA extension compiled at first use.
+        "torch_adam": True,
+    }
+    if settings.adam.lr is not None:
+        params["adam_lr"] = settings.adam.lr
+    return {"type": "Muon", "params": params}
+
+
+def _our_routes(routed: Sequence[muon_core.Routed]) -> list[ParameterFact]:
+    names = [field.name for field in dataclasses.fields(muon_core.Routed)]
+    assert {"index", "name", "shape", "route", "reason"} <= set(names)
+    return [
+        ParameterFact(index=r.index, name=r.name, shape=r.shape, route=ParameterRoute(r.route), reason=r.reason)
+        for r in sorted(routed, key=lambda entry: entry.index)
+    ]
+
+
+def _native_routes(engine: Any) -> list[ParameterFact]:
+    """Read DeepSpeed's own routing from the tags it left on the parameters."""
+    named = list(engine.module.named_parameters())
+    trainable = [(name, parameter) for name, parameter in named if parameter.requires_grad]
+    frozen = [(name, parameter) for name, parameter in named if not parameter.requires_grad]
+    facts = []
+    for index, (name, parameter) in enumerate(trainable + frozen):
+        shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
+        if not parameter.requires_grad:
+            route, reason = ParameterRoute.FROZEN, "requires no gradient"
+        elif getattr(parameter, "use_muon", False):
+            route, reason = ParameterRoute.MUON, "tagged use_muon by DeepSpeed"
+        else:
+            route, reason = ParameterRoute.ADAMW, "not tagged use_muon by DeepSpeed"
+        facts.append(ParameterFact(index=index, name=name, shape=shape, route=route, reason=reason))
+    return facts
+
+
+def _require_release(spec: RunSpec) -> None:
+    wanted = DEFAULT_DEEPSPEED if spec.deepspeed is None else spec.deepspeed.version
+    loaded = str(deepspeed.__version__).split("+")[0]
+    if wanted != loaded:
+        raise ConfigRefused(
+            f"the run asks for DeepSpeed {wanted}, and {loaded} is loaded from {deepspeed.__file__}; "
+            "install that release on the workers or change deepspeed.version"
+        )
+
+
+def _hash_data(spec: RunSpec, task: Task) -> str:
+    try:
+        return hash_tensors(
+            tensor
+            for step in range(min(HASHED_STEPS, spec.steps))
+            for micro_batch in range(min(HASHED_MICRO_BATCHES, spec.gradient_accumulation_steps))
+            for tensor in task.batch(step, micro_batch)
+        )
+    except (AttributeError, TypeError) as error:
+        raise TaskUnusable(f"task {spec.task.name!r}: batch() must return a tuple of tensors: {error}") from error

@@ -1,0 +1,85 @@
+"""Environment variables that must be set before torch or DeepSpeed is imported, and what of them a run records.
+
+Set in the process, not through Ray's runtime_env: that costs a round trip to an agent and a fresh worker process.
+"""
+
+import ctypes
+import os
+import tempfile
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any, Final
+
+# Variables that change the code path or the numbers; their values are part of a run's recorded environment.
+RECORDED: Final = (
+    "CUDA_VISIBLE_DEVICES",
+    "DS_ACCELERATOR",
+    "LOCAL_RANK",
+    "NCCL_HOSTID",
+    "OMP_NUM_THREADS",
+    "TORCHDYNAMO_DISABLE",
+    "TORCH_EXTENSIONS_DIR",
+)
+
+
+def has_gpu_driver() -> bool:
+    """Whether this machine can have a CUDA device at all, without importing torch."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def prepare_environment(environment: MutableMapping[str, str] = os.environ, *, has_gpu: bool | None = None) -> None:
+    """Fill in what torch and DeepSpeed read at import; what the user set stays.
+
+    Args:
+        environment: changed in place.
+        has_gpu: whether to prepare for CUDA; None looks.
+    """
+    environment.setdefault("DEEPSPEED_LOG_LEVEL", "error")
+    # DeepSpeed's C++ builds lock this folder: one of our own cannot hold a stale lock of somebody else's build.
+    extensions = Path(tempfile.gettempdir()) / f"muonscope-{os.getuid()}" / "torch_extensions"
+    environment.setdefault("TORCH_EXTENSIONS_DIR", str(extensions))
+    if has_gpu_driver() if has_gpu is None else has_gpu:
+        return
+    environment.setdefault("DS_ACCELERATOR", "cpu")
+    # Importing and arming the compiler costs seconds of start-up and speeds nothing up here.
+    environment.setdefault("TORCHDYNAMO_DISABLE", "1")
+    environment.setdefault("OMP_NUM_THREADS", "1")
+
+
+def keep_compiler_unloaded() -> None:
+    """Let optimizers be built without importing torch's compiler, where TORCHDYNAMO_DISABLE=1 says that it is off.
+
+    Torch marks some functions as not to be compiled, DeepSpeed asks for others to be compiled, and the first of either
+    imports the compiler: three seconds of processor time for each rank. With the compiler off both mean "as it is",
+    which is what they become here. Call it after `import torch`.
+    """
+    if os.environ.get("TORCHDYNAMO_DISABLE") != "1":
+        return
+    import torch
+
+    for method in vars(torch.optim.Optimizer).values():
+        marker = getattr(method, "__code__", None)
+        if marker is not None and marker.co_filename == torch._compile.__file__:
+            method.__wrapped__.__dynamo_disable = method.__wrapped__
+    torch.compile = torch.compiler.disable = _as_it_is
+
+
+def _as_it_is(fn: Any = None, *_: Any, **__: Any) -> Any:
+    return fn if fn is not None else _as_it_is
+
+
+def remove_stale_extension_locks(folder: Path, *, older_than_s: float, now_s: float) -> list[Path]:
+    """Remove build locks that a killed build left behind: every later build would wait for them for ever."""
+    stale = [lock for lock in folder.glob("*/lock") if now_s - lock.stat().st_mtime > older_than_s]
+    for lock in stale:
+        lock.unlink(missing_ok=True)
+    return stale
+
+
+def recorded_environment(environment: MutableMapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the recorded variables that are set."""
+    return {name: environment[name] for name in RECORDED if name in environment}
