@@ -186,6 +186,11 @@ class ZeroMuon(torch.optim.Optimizer):
                 "its own Muon on them too",
                 "remove the tag; route with name patterns instead",
             )
+        if self.step_ordering != "ordered" and not engine.managed_gradient_accumulation():
+            raise UnsupportedSetup(
+                f"step_ordering {self.step_ordering} must know a window's last micro-batch before it is reduced",
+                "leave managed_gradient_accumulation on",
+            )
         self._partitions, self.stage = partitions, partitions.stage
         wire_dtype = self._wire_dtype or engine._config.communication_data_type or torch.float32
         self._exchange = Exchange(partitions.process_group, wire_dtype)

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from muon_core.errors import UnsupportedSetup
 from muon_core.muon import blend_momentum_
 from muon_core.zero.layout import Partition, ZeroPartitions
 
@@ -122,6 +123,11 @@ class Master(Ordered):
             return buffers
 
         def finish_all_but_the_last() -> None:
+            if zero._epilogue_ran_this_backward:
+                raise UnsupportedSetup(
+                    "with reentrant checkpointing one backward pass reduces gradients more than once",
+                    "use_reentrant=False, or the ordering ordered, precheck or deferred",
+                )
             epilogue()
             if not zero.is_gradient_accumulation_boundary():
                 for partition in self._muon:

@@ -66,7 +66,7 @@ def train(
     settings: dict[str, Any] | None = None,
     extra: dict[str, Any] | None = None,
     keep_weights: bool = False,
-    input_scale: float = 1.0,
+    loss_factor: float = 1.0,
 ) -> dict[str, Any]:
     """Train a stack of linears and say everything about every step."""
     torch.manual_seed(0)
@@ -99,7 +99,7 @@ def train(
                     widths,
                     split_batch,
                     read_views,
-                    input_scale,
+                    loss_factor,
                 )
             except LossScaleExhausted as error:
                 died = (step, error.loss_scale)
@@ -133,7 +133,7 @@ def _one_step(
     widths: Sequence[int],
     split_batch: bool,
     read_views: bool,
-    input_scale: float,
+    loss_factor: float,
 ) -> StepOutcome:
     rank = dist.get_rank()
     for position in range(gas):
@@ -143,8 +143,8 @@ def _one_step(
             x, y = samples(widths, step, rank, position, micro_batch)
         if any(at == (step, position) and who in (None, rank) for *at_list, who in plants for at in [tuple(at_list)]):
             x = x * plant
-        x, y = x.to(engine.device, DTYPES[precision]) * input_scale, y.to(engine.device)
-        engine.backward(functional.mse_loss(engine(x).float(), y))
+        x, y = x.to(engine.device, DTYPES[precision]), y.to(engine.device)
+        engine.backward(functional.mse_loss(engine(x).float(), y) * loss_factor)
         if read_views:
             sum(view.view.double().norm().item() for view in momentum_views(engine))
         outcome = engine_step(engine)
@@ -353,3 +353,92 @@ def refusal(*, config: dict[str, Any], tag: bool = False, implementation: str = 
     except (UnsupportedSetup, NotAttached) as error:
         return f"{type(error).__name__}: {error}"
     raise AssertionError("the set-up was accepted")
+
+
+def resume(*, stage: int, folder: str) -> tuple[list[Any], list[Any]]:
+    """Train on after a checkpoint that follows a discarded step, and again from that checkpoint in a fresh engine."""
+    ends = []
+    for is_resumed in (False, True):
+        torch.manual_seed(7 if is_resumed else 0)
+        config = ds_config(stage=stage, fp16={"initial_scale_power": 10, "hysteresis": 1})
+        with muon_engine(Stack(WIDTHS), config, lr=0.05, adam={"lr": 1e-3}) as (engine, _):
+            if is_resumed:
+                engine.load_checkpoint(folder)
+            else:
+                for step in range(4):
+                    _plain_step(engine, step, plants=[(3, 0, None)])
+                engine.save_checkpoint(folder)
+            at_checkpoint = (digest(full_momentum(engine)), digest(full_weights(engine)))
+            for step in range(4, 7):
+                _plain_step(engine, step, plants=[(5, 0, 1)])
+            scale = float(engine.optimizer.loss_scale)
+            ends.append([at_checkpoint, (digest(full_momentum(engine)), digest(full_weights(engine))), scale])
+    return ends[0], ends[1]
+
+
+def _plain_step(engine: Any, step: int, plants: Sequence[Plant] = ()) -> StepOutcome:
+    return _one_step(engine, step, 1, 4, "fp16", plants, 6e4, WIDTHS, False, False, 1.0)
+
+
+def views(*, stage: int, implementation: str, precision: str = "fp16") -> dict[str, Any]:
+    """What the momentum views say, against the optimizer's own state; and that reading them changes nothing."""
+    torch.manual_seed(0)
+    ordering = "ordered" if implementation == "muon_core" else "deferred"
+    config = ds_config(stage=stage, precision=precision, fp16={"initial_scale_power": 10})
+    engine = _engine(Stack(WIDTHS), config, implementation, ordering, lr=0.05, momentum=0.95)
+    for step in range(3):
+        _one_step(engine, step, 1, 4, precision, (), 1.0, WIDTHS, False, True, 1.0)
+    first, second = momentum_views(engine), momentum_views(engine)
+    state = engine.optimizer.optimizer.state
+    storages = {
+        tensor.untyped_storage().data_ptr()
+        for each in state.values()
+        for tensor in each.values()
+        if torch.is_tensor(tensor)
+    }
+    result: dict[str, Any] = {
+        "by_parameter": [(view.parameter_index, view.view.numel(), view.kind) for view in first],
+        "cached": all(a.view is b.view for a, b in zip(first, second, strict=True)),
+        "live": all(view.view.untyped_storage().data_ptr() in storages for view in first),
+        "one_dimensional": all(view.view.ndim == 1 for view in first),
+    }
+    for each in state.values():
+        for key in ("momentum_buffer", "exp_avg"):
+            if key in each:
+                each[key] = torch.full_like(each[key], 3.0)
+    result["follows_new_buffers"] = all((view.view == 3.0).all().item() for view in momentum_views(engine))
+    take_down(engine)
+    return result
+
+
+def half_trained_bits(*, stage: int, read_views: bool) -> str:
+    run = train(stage=stage, steps=4, read_views=read_views)
+    return str(run["rows"][-1]["weights"])
+
+
+def unseen_engine() -> str:
+    """Ask for the momentum of an engine that nobody attached."""
+    model = Stack(WIDTHS)
+    optimizer = muon_core.build_optimizer(model)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=ds_config(stage=1))
+    messages = []
+    for ask in (momentum_views, engine_step):
+        try:
+            ask(engine)
+        except NotAttached as error:
+            messages.append(str(error))
+    take_down(engine)
+    return " | ".join(messages)
+
+
+def ranks_that_disagree() -> str:
+    """Route one matrix elsewhere on rank 1: DeepSpeed notices nothing, and would add up unlike elements."""
+    model = Stack(WIDTHS)
+    patterns = ("layers.1.weight",) if dist.get_rank() == 1 else ()
+    optimizer = muon_core.build_optimizer(model, adamw_patterns=patterns)
+    try:
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=ds_config(stage=1))
+        muon_core.attach(engine, optimizer)
+    except UnsupportedSetup as error:
+        return str(error)
+    raise AssertionError("the ranks were accepted")

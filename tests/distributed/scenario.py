@@ -16,7 +16,7 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed as dist
-from deepspeed.utils import logger, safe_get_full_fp32_param
+from deepspeed.utils import logger
 from torch import Tensor, nn
 
 import muon_core
@@ -33,6 +33,9 @@ def set_up_rank(rank: int) -> None:
     if not is_cpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     deepspeed.init_distributed(dist_backend="gloo" if is_cpu else "nccl", verbose=False)
+    # What the imports made stays for good; each engine's two collections need not walk through it.
+    gc.collect()
+    gc.freeze()
 
 
 class Stack(nn.Module):
@@ -119,30 +122,44 @@ def take_down(engine: Any) -> None:
 
 
 def full_weights(engine: Any) -> list[Tensor]:
-    """The fp32 weights, whole, by parameter; collective."""
-    return [safe_get_full_fp32_param(parameter).detach().cpu().clone() for parameter in engine.module.parameters()]
+    """The fp32 weights, whole, by parameter index; collective.
+
+    By our own layout: DeepSpeed's `safe_get_full_fp32_param` forgets that round-robin gradients reorder parameters.
+    """
+    partitions = attachment_of(engine).partitions
+    pieces = []
+    for partition in partitions.partitions:
+        flat = partitions.flat(partition).detach()
+        for parameter in partition.parameters:
+            fragment = parameter.fragments[partitions.rank]
+            pieces.append((parameter.index, fragment.start, flat.narrow(0, fragment.offset, fragment.numel)))
+    whole = _whole(pieces)
+    return [whole[index] for index in sorted(whole)]
 
 
 def full_momentum(engine: Any) -> dict[int, Tensor]:
     """Every trainable parameter's momentum, put together from all ranks' views; collective."""
-    pieces: list[Any] = [None] * dist.get_world_size()
-    zero = engine.optimizer
-    mine = {}
     partitions = attachment_of(engine).partitions
-    for partition in partitions.partitions:
-        for parameter in partition.parameters:
-            mine[parameter.index] = parameter.fragments[partitions.rank].start
-    views = [
-        (v.parameter_index, mine[v.parameter_index], v.view.detach().cpu().clone()) for v in momentum_views(engine)
-    ]
-    dist.all_gather_object(pieces, views, group=zero.dp_process_group)
-    whole: dict[int, list[tuple[int, Tensor]]] = {}
-    for views_of_rank in pieces:
-        for index, start, piece in views_of_rank:
-            whole.setdefault(index, []).append((start, piece))
+    starts = {
+        parameter.index: parameter.fragments[partitions.rank].start
+        for partition in partitions.partitions
+        for parameter in partition.parameters
+    }
+    return _whole([(v.parameter_index, starts[v.parameter_index], v.view) for v in momentum_views(engine)])
+
+
+def _whole(pieces: list[tuple[int, int, Tensor]]) -> dict[int, Tensor]:
+    """Put parameters together from every rank's (index, first element, piece)."""
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, [(index, start, piece.detach().cpu().clone()) for index, start, piece in pieces])
+    parts: dict[int, list[tuple[int, Tensor]]] = {}
+    for of_rank in everyone:
+        for index, start, piece in of_rank:
+            if piece.numel():
+                parts.setdefault(index, []).append((start, piece))
     return {
-        index: torch.cat([piece for _, piece in sorted(parts, key=lambda part: part[0])])
-        for index, parts in whole.items()
+        index: torch.cat([piece for _, piece in sorted(found, key=lambda part: part[0])])
+        for index, found in parts.items()
     }
 
 

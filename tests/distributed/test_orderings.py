@@ -23,7 +23,7 @@ def bits(run: dict[str, Any], steps: range) -> list[tuple[str, str]]:
 def runs(gang: Gangs, request: pytest.FixtureRequest) -> dict[str, list[dict[str, Any]]]:
     """Every ordering, by rank, through one overflow that only rank 1 sees."""
     return {
-        ordering: gang(2).run(cases.train, stage=request.param, ordering=ordering, plants=[(OVERFLOW_AT, 0, 1)])
+        ordering: gang(2).run_once(cases.train, stage=request.param, ordering=ordering, plants=[(OVERFLOW_AT, 0, 1)])
         for ordering in ORDERINGS
     }
 
@@ -80,7 +80,7 @@ def test_each_pays_what_its_table_says(runs: dict[str, list[dict[str, Any]]]) ->
 def test_calm_and_boom_part_the_orderings(gang: Gangs, stage: int) -> None:
     generator = [0.5 + 0.01 * i for i in range(32)]
     rows = {
-        ordering: gang(1).run(
+        ordering: gang(1).run_once(
             cases.calm_boom,
             stage=stage,
             ordering=ordering,
@@ -111,8 +111,8 @@ def test_calm_and_boom_part_the_orderings(gang: Gangs, stage: int) -> None:
 @pytest.mark.parametrize("ordering", ["master", "per_tensor", "inverted"])
 def test_at_stage_three_early_orderings_move_once_per_micro_batch(gang: Gangs, ordering: str) -> None:
     arguments = {"stage": 3, "gas": 4, "steps": 2, "implementation": "muon_core"}
-    early = gang(2).run(cases.gradient_accumulation, ordering=ordering, **arguments)[0]
-    late = gang(2).run(cases.gradient_accumulation, ordering="ordered", **arguments)[0]
+    early = gang(2).run_once(cases.gradient_accumulation, ordering=ordering, **arguments)[0]
+    late = gang(2).run_once(cases.gradient_accumulation, ordering="ordered", **arguments)[0]
 
     assert (early["ns_calls"], late["ns_calls"]) == (16, 4)
 
@@ -120,7 +120,7 @@ def test_at_stage_three_early_orderings_move_once_per_micro_batch(gang: Gangs, o
 @pytest.mark.parametrize("ordering", ["master", "per_tensor", "inverted"])
 @pytest.mark.parametrize("micro_batch", [0, 2])
 def test_an_overflow_in_any_micro_batch_is_seen_at_stage_three(gang: Gangs, ordering: str, micro_batch: int) -> None:
-    runs = gang(2).run(cases.train, stage=3, ordering=ordering, gas=3, steps=3, plants=[(1, micro_batch, 1)])
+    runs = gang(2).run_once(cases.train, stage=3, ordering=ordering, gas=3, steps=3, plants=[(1, micro_batch, 1)])
 
     for run in runs:
         assert [row["discarded"] for row in run["rows"]][:2] == [False, True]
@@ -131,7 +131,7 @@ def test_an_overflow_in_any_micro_batch_is_seen_at_stage_three(gang: Gangs, orde
 @pytest.mark.parametrize("ordering", ["precheck", "deferred"])
 def test_guarded_orderings_equal_ordered_under_accumulation(gang: Gangs, stage: int, ordering: str) -> None:
     arguments = {"stage": stage, "gas": 3, "steps": 4, "plants": [(1, 1, 0)]}
-    guarded = gang(2).run(cases.train, ordering=ordering, **arguments)[0]
-    ordered = gang(2).run(cases.train, ordering="ordered", **arguments)[0]
+    guarded = gang(2).run_once(cases.train, ordering=ordering, **arguments)[0]
+    ordered = gang(2).run_once(cases.train, ordering="ordered", **arguments)[0]
 
     assert bits(guarded, range(4)) == bits(ordered, range(4))

@@ -38,7 +38,7 @@ def relative(a: list[Any], b: list[Any]) -> float:
 )
 def test_deepspeeds_calm_and_boom_norms_are_the_published_ones(gang: Gangs, stage: int, ordering: str) -> None:
     golden = GOLDEN["orderings"][f"z{stage}_{ordering}"]["rows"]
-    rows = gang(1).run(cases.calm_boom, stage=stage, ordering=ordering, implementation="deepspeed", **INPUTS)[0]
+    rows = gang(1).run_once(cases.calm_boom, stage=stage, ordering=ordering, implementation="deepspeed", **INPUTS)[0]
 
     assert len(rows) == len(golden) == 4
     for row, expected in zip(rows, golden, strict=True):
@@ -52,7 +52,7 @@ def test_deepspeeds_calm_and_boom_norms_are_the_published_ones(gang: Gangs, stag
 
 
 def test_deepspeeds_master_reads_as_published_to_four_digits(gang: Gangs) -> None:
-    rows = gang(1).run(cases.calm_boom, stage=1, ordering="master", implementation="deepspeed", **INPUTS)[0]
+    rows = gang(1).run_once(cases.calm_boom, stage=1, ordering="master", implementation="deepspeed", **INPUTS)[0]
 
     calm, boom = ([row["after"][position] for row in rows] for position in (0, 1))
     assert [round(norm, 4) for norm in calm[:2]] == [55.1596, 104.8011]
@@ -67,7 +67,7 @@ def test_masters_emulation_equals_the_releases_that_have_it(
     gang: Gangs, ordering: str, release: str, stage: int
 ) -> None:
     (golden,) = [case["r"]["rows"] for case in GOLDEN["calm_boom"][release] if case["stage"] == stage]
-    rows = gang(1).run(cases.calm_boom, stage=stage, ordering=ordering, implementation="deepspeed", **INPUTS)[0]
+    rows = gang(1).run_once(cases.calm_boom, stage=stage, ordering=ordering, implementation="deepspeed", **INPUTS)[0]
 
     matches = all(close(row["after"], expected["after_step"]) for row, expected in zip(rows, golden, strict=True))
     assert matches == (ordering == "master"), "per_tensor is the control: it must not match"
@@ -76,7 +76,7 @@ def test_masters_emulation_equals_the_releases_that_have_it(
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_ours_holds_every_bit_where_deepspeeds_master_absorbs(gang: Gangs, stage: int) -> None:
     ordered, master = (
-        gang(1).run(cases.calm_boom, stage=stage, ordering=name, implementation="muon_core", **INPUTS)[0]
+        gang(1).run_once(cases.calm_boom, stage=stage, ordering=name, implementation="muon_core", **INPUTS)[0]
         for name in ("ordered", "master")
     )
 
@@ -92,7 +92,7 @@ def test_ours_holds_every_bit_where_deepspeeds_master_absorbs(gang: Gangs, stage
 
 
 def _table(gang: Gangs, stage: int, power: int, ordering: str, implementation: str, clip: float) -> dict[str, Any]:
-    results = gang(2).run(
+    results = gang(2).run_once(
         cases.thirty_steps, stage=stage, power=power, ordering=ordering, implementation=implementation, clip=clip
     )
     for result in results:
@@ -155,8 +155,12 @@ def test_deepspeeds_deferred_gives_its_release_table(gang: Gangs, stage: int, po
 @pytest.mark.parametrize("stage", [2, 3])
 def test_newton_schulz_runs_four_times_where_it_ran_sixteen(gang: Gangs, stage: int) -> None:
     arguments = {"stage": stage, "gas": 4, "steps": 2}
-    ordered = gang(2).run(cases.gradient_accumulation, implementation="muon_core", ordering="ordered", **arguments)[0]
-    native = gang(2).run(cases.gradient_accumulation, implementation="deepspeed", ordering="deferred", **arguments)[0]
+    ordered = gang(2).run_once(
+        cases.gradient_accumulation, implementation="muon_core", ordering="ordered", **arguments
+    )[0]
+    native = gang(2).run_once(
+        cases.gradient_accumulation, implementation="deepspeed", ordering="deferred", **arguments
+    )[0]
 
     assert ordered["ns_calls"] == native["ns_calls"] == 4
     (golden,) = [case for case in GOLDEN["gradient_accumulation"]["0.19.8"] if case["stage"] == stage]
@@ -166,7 +170,7 @@ def test_newton_schulz_runs_four_times_where_it_ran_sixteen(gang: Gangs, stage: 
 def test_one_batch_and_four_micro_batches_end_alike_only_when_the_momentum_moves_once(gang: Gangs) -> None:
     def distance(ordering: str) -> float:
         ends = [
-            gang(2).run(
+            gang(2).run_once(
                 cases.gradient_accumulation,
                 stage=3,
                 gas=gas,
