@@ -18,7 +18,7 @@ NS_METHODS: Final = ("standard", "gram", "polar_express")
 
 Coefficients = tuple[float, float, float]
 
-# Keller Jordan's quintic: the largest slope at zero whose singular values stay within about [0.68, 1.13].
+# Keller Jordan's quintic: the largest slope at zero whose singular values end within about [0.68, 1.20].
 QUINTIC: Final[Coefficients] = (3.4445, -4.7750, 2.0315)
 
 # The Polar Express (Amsel et al., 2025, for singular values from 1e-3): each step is optimal for the interval that the
