@@ -8,7 +8,9 @@ PYTHON ?= $(shell for name in python3.13 python3.12 python3.11 python3; do \
 	$$name -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$name && break; \
 	done)
 BIN := .venv/bin
-INPUTS := pyproject.toml requirements.lock $(wildcard hatch_build.py)
+# The dashboard's sources too: installing builds it, and leaves it alone while it is newer than they are.
+INPUTS := pyproject.toml requirements.lock hatch_build.py \
+	$(shell find service/dashboard/web -name node_modules -prune -o -type f -print)
 # State of the services that `make demo` and `make up` start: both show the same record.
 export MUONSCOPE_HOME ?= $(CURDIR)/.muonscope
 # On machines without a GPU torch's compiler costs seconds of start and changes no number that is tested here.

@@ -1,6 +1,7 @@
 """The tree's own rules: import directions, quick imports, short files, documented settings."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -105,14 +106,20 @@ def test_no_module_is_named_for_nothing() -> None:
     assert names.isdisjoint({"utils.py", "helpers.py", "common.py", "misc.py", "manager.py"})
 
 
-def test_only_settings_read_the_environment() -> None:
-    """What a child process inherits is passed on whole; what a library needs is set, never read."""
+def test_only_settings_read_our_environment_variables() -> None:
+    """Other programs' variables (CUDA_VISIBLE_DEVICES, PYTHONPATH) are read where they are acted on."""
+
+    def reads_ours(node: ast.AST) -> bool:
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("os.getenv", "os.environ.get", "os.environ.pop"):
+            return "MUONSCOPE_" in ast.unparse(node.args[0])
+        is_read = isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load)
+        return is_read and re.match(r"os\.environ\[.MUONSCOPE_", ast.unparse(node)) is not None
+
     readers = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in sources("muonscope", "service")
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call)
-        and ast.unparse(node.func) in ("os.getenv", "os.environ.get", "os.environ.pop", "environ.get", "getenv")
+        if isinstance(node, ast.expr) and reads_ours(node)
     ]
 
     assert readers == []

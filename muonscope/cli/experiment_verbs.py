@@ -25,7 +25,9 @@ def add_to(app: typer.Typer) -> None:
 
 @experiment_app.command("run")
 def run(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A built-in experiment: thirty-step or byte-gpt.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A built-in experiment: thirty-step, byte-gpt or calm-boom.")
+    ],
     text: Annotated[
         str | None, typer.Option(metavar="PATH", help="For byte-gpt: train on this file or folder of your own.")
     ] = None,
@@ -44,11 +46,12 @@ def run(
 
     screen = Screen(as_json)
     options: dict[str, Any] = {} if text is None else {"text": str(Path(text).absolute())}
-    with sigterm_interrupts(), service_for(url, screen) as client:
+    with sigterm_interrupts(), service_for(url, screen) as service:
+        client = service.client
         finished = _follow(client, client.experiments.create_builtin(name, **options), screen)
         _print_result(finished, screen)
-        dashboard = f"{client.url}/ui/experiments/{finished.id}"
-        screen.progress(f"dashboard: {dashboard}")
+        ends = service.home is not None and not keep_serving
+        screen.progress(_dashboard(f"{client.url}/ui/experiments/{finished.id}", service.home if ends else None))
         if keep_serving:
             _wait_for_interrupt(screen)
     raise typer.Exit(_exit_code(finished))
@@ -63,11 +66,17 @@ def show(experiment_id: ExperimentId, url: Url = None, as_json: Json = False) ->
 
 
 @experiment_app.command("ls")
-def ls(url: Url = None, as_json: Json = False) -> None:
-    """List experiments."""
+def ls(
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most this many.")] = 20,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """List experiments, newest first."""
+    from itertools import islice
+
     screen = Screen(as_json)
     with open_client(url) as client:
-        experiments = client.experiments.list()
+        experiments = list(islice(client.experiments.list(), limit))
     if as_json:
         screen.json(experiments)
     elif experiments:
@@ -98,14 +107,10 @@ def _follow(client: "Client", experiment: "Experiment", screen: Screen) -> "Expe
 
 
 def _print_result(experiment: "Experiment", screen: Screen) -> None:
-    from muonscope.cli.experiment_views import PUBLISHED_COLUMN, checks, result_table
+    from muonscope.cli.experiment_views import result_table
 
     if screen.as_json:
-        document = experiment.model_dump(mode="json")
-        document[PUBLISHED_COLUMN] = [
-            None if check is None else {"matches": not check, "differences": check} for check in checks(experiment)
-        ]
-        screen.json(document)
+        screen.json(experiment)
         return
     columns, rows = result_table(experiment)
     screen.table(columns, rows, title=f"{experiment.name} ({experiment.id})")
@@ -115,6 +120,14 @@ def _exit_code(experiment: "Experiment") -> int:
     from muonscope.cli.experiment_views import experiment_exit_code
 
     return experiment_exit_code(experiment)
+
+
+def _dashboard(address: str, home: Path | None) -> str:
+    """Where to look at the result; with the state's folder where its service is about to end."""
+    if home is None:
+        return f"dashboard: {address}"
+    folder = f"MUONSCOPE_HOME={home} " if home != Path("~/.muonscope").expanduser() else ""
+    return f"dashboard: {address}, once `{folder}muonscope up` serves this record again"
 
 
 def _wait_for_interrupt(screen: Screen) -> None:

@@ -117,7 +117,7 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare two runs: what differs in their specs, and where their records part."""
-    from muonscope.cli.run_views import flatten
+    from muonscope.cli.compare_views import answer_lines, figure_rows, spec_rows
 
     screen = Screen(as_json)
     with open_client(url) as client:
@@ -125,7 +125,12 @@ def compare(
     if as_json:
         screen.json(comparison)
         return
-    screen.table(("what", "value"), flatten(comparison))
+    for line in answer_lines(comparison):
+        screen.line(line)
+    screen.line()
+    screen.table(("spec", run_a, run_b), spec_rows(comparison))
+    screen.line()
+    screen.table(("record", run_a, run_b), figure_rows(comparison))
 
 
 def logs(

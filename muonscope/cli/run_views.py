@@ -142,23 +142,6 @@ def step_rows(steps: Iterable["Step"]) -> list[list[str]]:
     ]
 
 
-def flatten(value: Any, path: str = "") -> list[tuple[str, str]]:
-    """Turn a JSON answer into dotted lines: for answers whose shape is the service's to choose."""
-    if isinstance(value, dict) and value:
-        return [line for key, item in value.items() for line in flatten(item, f"{path}.{key}" if path else str(key))]
-    if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
-        return [line for index, item in enumerate(value) for line in flatten(item, f"{path}[{index}]")]
-    if isinstance(value, list):
-        return [(path, ", ".join(_scalar(item) for item in value))]
-    return [(path, _scalar(value))]
-
-
-def _scalar(value: Any) -> str:
-    if value is None or isinstance(value, int | float):
-        return number(value)
-    return str(value)
-
-
 def _phases(phases: dict[str, float]) -> str:
     """Each phase with the seconds since the one before."""
     ordered = sorted(phases.items(), key=lambda phase: phase[1])

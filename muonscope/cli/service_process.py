@@ -9,13 +9,14 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from muonscope.cli.screen import Screen
 from muonscope.client import Client, ClientSettings
 from muonscope.client.settings import DEFAULT_PORT
-from muonscope.errors import ServiceFailed, ServiceStartFailed, ServiceUnreachable
+from muonscope.errors import ServiceFailed, ServiceStartFailed, ServiceUnreachable, UnexpectedAnswer
 
 UP: Final = (sys.executable, "-m", "muonscope.cli.main", "up")
 START_LIMIT_S: Final = 120.0
@@ -24,35 +25,47 @@ _POLL_S: Final = 0.1
 _SHOWN_LOG_LINES: Final = 15
 
 
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The service a command works with."""
+
+    client: Client
+    home: Path | None
+    """The folder of its state where it was started for the command; None where it was there already."""
+
+
 @contextmanager
-def service_for(url: str | None, screen: Screen, *, up_options: tuple[str, ...] = ()) -> Iterator[Client]:
-    """Yield a client of the service at `url`, or of one started for the block where no address was given.
+def service_for(url: str | None, screen: Screen) -> Iterator[Service]:
+    """Yield the service at `url`, or one started for the block where no address was given.
 
     An address that someone gave is taken at its word: when nothing answers there, that is an error.
     """
     settings = ClientSettings()
     given = url is not None or "url" in settings.model_fields_set
-    with Client(url, retries=0) as client:
+    with Client(url or settings.url, retries=0) as client:
         try:
             client.health()
-        except ServiceUnreachable:
+        except (ServiceUnreachable, UnexpectedAnswer):
+            # Nothing is there, or another program: neither matters where any address will do.
             if given:
                 raise
         else:
-            yield Client(client.url)
+            with Client(client.url) as patient:
+                yield Service(patient, None)
             return
     home = settings.home.expanduser()
     port = _free_port()
     screen.progress(f"starting a service on port {port}, state in {home}")
-    with _child_service(home, port, up_options) as started:
-        yield started
+    with _child_service(home, port) as started:
+        screen.progress(f"dashboard while it runs: {started.url}/ui/")
+        yield Service(started, home)
 
 
 @contextmanager
-def _child_service(home: Path, port: int, up_options: tuple[str, ...]) -> Iterator[Client]:
+def _child_service(home: Path, port: int) -> Iterator[Client]:
     home.mkdir(parents=True, exist_ok=True)
     log = home / "up.log"
-    command = [*UP, "--port", str(port), *up_options]
+    command = [*UP, "--port", str(port)]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,

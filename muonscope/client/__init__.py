@@ -1,11 +1,13 @@
 from muonscope.client.async_client import AsyncClient as AsyncClient
 from muonscope.client.models import Attempt as Attempt
+from muonscope.client.models import Comparison as Comparison
 from muonscope.client.models import Event as Event
 from muonscope.client.models import Experiment as Experiment
 from muonscope.client.models import HistoryEvent as HistoryEvent
 from muonscope.client.models import Page as Page
 from muonscope.client.models import Parameter as Parameter
 from muonscope.client.models import ParameterStep as ParameterStep
+from muonscope.client.models import PublishedCheck as PublishedCheck
 from muonscope.client.models import Run as Run
 from muonscope.client.models import RunFailure as RunFailure
 from muonscope.client.models import RunFinding as RunFinding

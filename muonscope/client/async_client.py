@@ -20,7 +20,18 @@ from muonscope.client.exchange import (
     read_problem,
     unreachable,
 )
-from muonscope.client.models import Event, Experiment, HistoryEvent, Page, Parameter, ParameterStep, Run, Series, Step
+from muonscope.client.models import (
+    Comparison,
+    Event,
+    Experiment,
+    HistoryEvent,
+    Page,
+    Parameter,
+    ParameterStep,
+    Run,
+    Series,
+    Step,
+)
 from muonscope.client.settings import ClientSettings, checked_url, request_headers
 from muonscope.client.streams import DEFAULT_PATIENCE_S, POLL_S, EventDecoder, Patience
 from muonscope.errors import ServiceFailed, ServiceUnreachable
@@ -79,7 +90,7 @@ class AsyncClient:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def compare(self, run_a: str, run_b: str) -> dict[str, Any]:
+    async def compare(self, run_a: str, run_b: str) -> Comparison:
         """Compare two runs: what differs in their specs, and where their records part."""
         return await self.send(calls.compare_runs(run_a, run_b))
 
@@ -312,8 +323,16 @@ class AsyncExperiments:
         """Queue the runs of an experiment that the service knows by name."""
         return await self._client.send(calls.create_builtin_experiment(name, options))
 
-    async def list(self) -> Sequence[Experiment]:
-        return await self._client.send(calls.list_experiments())
+    async def list(self) -> AsyncIterator[Experiment]:
+        """Iterate over all experiments, newest first, page by page."""
+        cursor: str | int | None = None
+        while True:
+            page = await self._client.send(calls.list_experiments(cursor))
+            for item in page.items:
+                yield item
+            cursor = page.next_cursor
+            if cursor is None:
+                return
 
     async def get(self, experiment_id: str) -> Experiment:
         return await self._client.send(calls.get_experiment(experiment_id))

@@ -12,6 +12,7 @@ from uuid import uuid4
 from pydantic import BaseModel
 
 from muonscope.client.models import (
+    Comparison,
     Event,
     Experiment,
     HistoryEvent,
@@ -126,8 +127,8 @@ def get_logs(run_id: str) -> Call[str]:
     return Call("GET", f"/runs/{_segment(run_id)}/logs", str, is_text=True)
 
 
-def compare_runs(run_a: str, run_b: str) -> Call[dict[str, Any]]:
-    return Call("GET", "/compare", dict, params={"a": run_a, "b": run_b})
+def compare_runs(run_a: str, run_b: str) -> Call[Comparison]:
+    return Call("GET", "/compare", Comparison.model_validate, params={"a": run_a, "b": run_b})
 
 
 def create_experiment(name: str, base: Spec, matrix: Mapping[str, Sequence[Any]]) -> Call[Experiment]:
@@ -143,10 +144,8 @@ def _create_experiment(body: dict[str, Any]) -> Call[Experiment]:
     return Call("POST", "/experiments", Experiment.model_validate, body=body, is_repeatable=False)
 
 
-def list_experiments() -> Call[list[Experiment]]:
-    return Call(
-        "GET", "/experiments", lambda answer: [Experiment.model_validate(each) for each in answer["experiments"]]
-    )
+def list_experiments(cursor: str | int | None = None) -> Call[Page[Experiment]]:
+    return Call("GET", "/experiments", _page_of(Experiment, "experiments"), params=_given(cursor=cursor))
 
 
 def get_experiment(experiment_id: str) -> Call[Experiment]:

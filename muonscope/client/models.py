@@ -149,11 +149,21 @@ class Parameter(ParameterFact):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Table(_Answer):
-    """An experiment's result, one row a run."""
+class PublishedCheck(_Answer):
+    """Whether a run shows what is published of it, and in what it differs."""
 
-    columns: list[Any] = Field(default_factory=list)
-    rows: list[Any] = Field(default_factory=list)
+    matches: bool
+    differences: list[str] = Field(default_factory=list)
+
+
+class Table(_Answer):
+    """An experiment's result, one row a run; cells in the order of the columns."""
+
+    columns: list[str] = Field(default_factory=list)
+    rows: list[list[Any]] = Field(default_factory=list)
+    run_ids: list[str] = Field(default_factory=list)
+    published: list[PublishedCheck | None] = Field(default_factory=list)
+    """By row; null where nothing is published of the run, or it has not ended."""
 
 
 class Experiment(_Answer):
@@ -161,13 +171,54 @@ class Experiment(_Answer):
 
     id: str
     name: str
+    builtin: str | None = None
     status: str | None = None
+    created_at: datetime | None = None
+    matrix: dict[str, list[Any]] = Field(default_factory=dict)
     runs: list[Run] = Field(default_factory=list)
     table: Table = Table()
 
     @property
     def is_finished(self) -> bool:
         return bool(self.runs) and all(run.is_finished for run in self.runs)
+
+
+class FieldDifference(_Answer):
+    """One dotted field in which two specs differ."""
+
+    field: str
+    a: Any = None
+    b: Any = None
+
+
+class Divergence(_Answer):
+    """The first step at which two records part."""
+
+    step: int
+    scalar: str
+    scalars: list[str] = Field(default_factory=list)
+    a: Number | None = None
+    b: Number | None = None
+    parameter: str | None = None
+
+
+class Comparison(_Answer):
+    """Two runs: what differs in their specs, where their records part, and what that cost."""
+
+    a: str
+    b: str
+    spec_difference: list[FieldDifference] = Field(default_factory=list)
+    is_pair: bool = False
+    """Whether they differ in one field only."""
+    shared: dict[str, bool | None] = Field(default_factory=dict)
+    bit_equal_until: int | None = None
+    """Every step before this one is bit-equal."""
+    first_divergence: Divergence | None = None
+    explanation: str = ""
+    discarded: dict[str, Any] = Field(default_factory=dict)
+    loss_scale: dict[str, Any] = Field(default_factory=dict)
+    final: dict[str, Any] = Field(default_factory=dict)
+    cost: dict[str, Any] = Field(default_factory=dict)
 
 
 class Series(_Answer):

@@ -19,7 +19,18 @@ from muonscope.client.exchange import (
     read_problem,
     unreachable,
 )
-from muonscope.client.models import Event, Experiment, HistoryEvent, Page, Parameter, ParameterStep, Run, Series, Step
+from muonscope.client.models import (
+    Comparison,
+    Event,
+    Experiment,
+    HistoryEvent,
+    Page,
+    Parameter,
+    ParameterStep,
+    Run,
+    Series,
+    Step,
+)
 from muonscope.client.settings import ClientSettings, checked_url, request_headers
 from muonscope.client.streams import DEFAULT_PATIENCE_S, POLL_S, EventDecoder, Patience
 from muonscope.errors import ServiceFailed, ServiceUnreachable
@@ -78,7 +89,7 @@ class Client:
     def close(self) -> None:
         self._http.close()
 
-    def compare(self, run_a: str, run_b: str) -> dict[str, Any]:
+    def compare(self, run_a: str, run_b: str) -> Comparison:
         """Compare two runs: what differs in their specs, and where their records part."""
         return self.send(calls.compare_runs(run_a, run_b))
 
@@ -302,8 +313,15 @@ class Experiments:
         """Queue the runs of an experiment that the service knows by name."""
         return self._client.send(calls.create_builtin_experiment(name, options))
 
-    def list(self) -> Sequence[Experiment]:
-        return self._client.send(calls.list_experiments())
+    def list(self) -> Iterator[Experiment]:
+        """Iterate over all experiments, newest first, page by page."""
+        cursor: str | int | None = None
+        while True:
+            page = self._client.send(calls.list_experiments(cursor))
+            yield from page.items
+            cursor = page.next_cursor
+            if cursor is None:
+                return
 
     def get(self, experiment_id: str) -> Experiment:
         return self._client.send(calls.get_experiment(experiment_id))

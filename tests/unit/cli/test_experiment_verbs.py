@@ -1,13 +1,16 @@
 """Running an experiment: its table, the published check, and the exit code."""
 
 import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from muonscope.cli.experiment_views import differences, experiment_exit_code
-from muonscope.client import Experiment, Run
-from muonscope.contract.published import published_result
+from muonscope.cli.experiment_verbs import _dashboard
+from muonscope.cli.experiment_views import experiment_exit_code
+from muonscope.client import Experiment
 from tests.unit.cli.conftest import RunCommand
 from tests.unit.client.fake_service import DIED, TRAINED, FakeService, run_json
 
@@ -22,14 +25,22 @@ def thirty_step_run(ordering: str, power: int, end: dict[str, Any]) -> dict[str,
     return run_json(f"{ordering}-{power}", name=spec["name"], spec=spec, **end)
 
 
-def experiment_json(*runs: dict[str, Any], name: str = "thirty-step") -> dict[str, Any]:
-    rows = [[run["spec"]["step_ordering"], run["status"]] for run in runs]
+def experiment_json(
+    *runs: dict[str, Any], name: str = "thirty-step", is_published: bool = True, differences: Sequence[str] = ()
+) -> dict[str, Any]:
+    check = {"matches": not differences, "differences": list(differences)} if is_published else None
     return {
         "id": "e1",
         "name": name,
+        "builtin": name,
         "status": "succeeded",
         "runs": list(runs),
-        "table": {"columns": ["ordering", "status"], "rows": rows},
+        "table": {
+            "columns": ["ordering", "status", "largest weight motion", "momentum finite"],
+            "rows": [[run["spec"]["step_ordering"], run["status"], "NaN", True] for run in runs],
+            "run_ids": [run["id"] for run in runs],
+            "published": [check for _ in runs],
+        },
     }
 
 
@@ -47,21 +58,23 @@ def test_an_experiment_as_published_ends_with_zero_although_a_run_died(
     title, header, master, ordered = result.out.splitlines()[:4]
     assert result.code == 0
     assert title == "thirty-step (e1)"
-    assert header.split() == ["ordering", "status", "published"]
-    assert master.split() == ["master", "failed", "yes"]
-    assert ordered.split() == ["ordered", "succeeded", "yes"]
-    assert "/ui/experiments/e1" in result.err
+    assert re.split("  +", header) == ["ordering", "status", "largest weight motion", "momentum finite", "published"]
+    assert master.split() == ["master", "failed", "nan", "yes", "yes"]
+    assert ordered.split() == ["ordered", "succeeded", "nan", "yes", "yes"]
+    assert result.err.splitlines()[-1].endswith("/ui/experiments/e1")
 
 
 def test_a_master_run_that_trains_is_not_as_published(command: RunCommand, service: FakeService) -> None:
-    wrong = experiment_json(thirty_step_run("master", 16, TRAINED), thirty_step_run("ordered", 16, TRAINED))
+    wrong = experiment_json(
+        thirty_step_run("master", 16, TRAINED), differences=["verdict is trains, published dies", "overflows is 2"]
+    )
     service.answers["POST", "/experiments"] = wrong
     service.answers["GET", "/experiments/e1"] = wrong
 
     result = command("experiment", "run", "thirty-step")
 
     assert result.code == 3
-    assert "no: verdict trains, published dies" in result.out
+    assert "no: verdict is trains, published dies; overflows is 2" in result.out
 
 
 def test_json_carries_the_check_of_each_run(command: RunCommand, service: FakeService) -> None:
@@ -71,7 +84,7 @@ def test_json_carries_the_check_of_each_run(command: RunCommand, service: FakeSe
     result = command("experiment", "run", "thirty-step", "--json")
 
     document = json.loads(result.out)
-    assert [check["matches"] for check in document["published"]] == [True, True]
+    assert [check["matches"] for check in document["table"]["published"]] == [True, True]
     assert document["runs"][0]["summary"]["last_momentum_norm"] == "NaN"
 
 
@@ -117,11 +130,11 @@ def test_an_interrupted_experiment_stops_the_runs_that_still_go(
 def test_show_prints_the_table_as_it_stands(command: RunCommand, service: FakeService) -> None:
     service.answers["GET", "/experiments/e1"] = AS_PUBLISHED
 
-    assert "ordered   succeeded  yes" in command("experiment", "show", "e1").out
+    assert "ordered   succeeded  nan" in command("experiment", "show", "e1").out
 
 
-def experiment(*runs: dict[str, Any], name: str = "thirty-step") -> Experiment:
-    return Experiment.model_validate(experiment_json(*runs, name=name))
+def experiment(*runs: dict[str, Any], is_published: bool = True) -> Experiment:
+    return Experiment.model_validate(experiment_json(*runs, is_published=is_published))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +147,7 @@ def experiment(*runs: dict[str, Any], name: str = "thirty-step") -> Experiment:
     ],
 )
 def test_an_experiment_of_which_nothing_is_published_ends_as_its_runs_do(end: dict[str, Any], code: int) -> None:
-    assert experiment_exit_code(experiment(run_json(**TRAINED), run_json(**end), name="mine")) == code
+    assert experiment_exit_code(experiment(run_json(**TRAINED), run_json("r2", **end), is_published=False)) == code
 
 
 def test_a_worker_that_died_is_a_failure_and_never_as_published() -> None:
@@ -143,25 +156,27 @@ def test_a_worker_that_died_is_a_failure_and_never_as_published() -> None:
     assert experiment_exit_code(experiment(thirty_step_run("master", 16, lost))) == 1
 
 
-@pytest.mark.parametrize(
-    ("ordering", "end", "change", "difference"),
-    [
-        ("master", DIED, {"overflows": 16}, "overflows 16, published 17"),
-        ("master", DIED, {"momentum_finite": True}, "momentum finite yes, published no"),
-        ("master", DIED, {"parameters_moved": 10}, "parameters moved 10, published 0"),
-        ("master", DIED, {"max_weight_motion": 1e-5}, "largest weight motion 1e-05, published 0 to 0"),
-        ("master", DIED, {"final_loss_scale": 2.0}, "final loss scale 2, published 1"),
-        ("ordered", TRAINED, {"max_weight_motion": 1e-5}, "largest weight motion 1e-05, published at least 0.1"),
-        ("ordered", TRAINED, {"max_weight_motion": None}, "largest weight motion –, published at least 0.1"),
-        ("ordered", TRAINED, {"max_weight_motion": "NaN"}, "largest weight motion nan, published at least 0.1"),
-        ("ordered", TRAINED, {"parameters_moved": 5}, "parameters moved 5, published 10"),
-    ],
-)
-def test_each_published_figure_is_held(
-    ordering: str, end: dict[str, Any], change: dict[str, Any], difference: str
-) -> None:
-    run = Run.model_validate(thirty_step_run(ordering, 16, end | {"summary": end["summary"] | change}))
-    published = published_result("thirty-step", run.run_spec())
+def test_a_run_that_differs_from_what_is_published_is_another_verdict_although_it_trains() -> None:
+    wrong = experiment_json(run_json(**TRAINED), differences=["verdict is trains, published dies"])
 
-    assert published is not None
-    assert differences(published, run) == [difference]
+    assert experiment_exit_code(Experiment.model_validate(wrong)) == 3
+
+
+def test_experiments_are_listed_over_all_pages(command: RunCommand, service: FakeService) -> None:
+    first, second = AS_PUBLISHED, AS_PUBLISHED | {"id": "e0"}
+    service.answers["GET", "/experiments"] = [
+        {"experiments": [first], "next_cursor": 1},
+        {"experiments": [second], "next_cursor": None},
+    ]
+
+    lines = command("experiment", "ls").out.splitlines()
+
+    assert [line.split()[0] for line in lines] == ["experiment", "e1", "e0"]
+
+
+def test_the_dashboard_of_a_service_that_ends_is_said_with_the_command_that_serves_it_again() -> None:
+    address = "http://127.0.0.1:8800/ui/experiments/e1"
+
+    assert _dashboard(address, None) == f"dashboard: {address}"
+    assert "MUONSCOPE_HOME=/data/m muonscope up" in _dashboard(address, Path("/data/m"))
+    assert "`muonscope up`" in _dashboard(address, Path("~/.muonscope").expanduser())

@@ -228,18 +228,46 @@ def test_show_has_the_evidence_the_phases_and_the_last_steps(command: RunCommand
     assert service.requests[-1].url.params["start"] == "12"
 
 
-def test_compare_flattens_what_the_service_says(command: RunCommand, service: FakeService) -> None:
-    service.answers["GET", "/compare"] = {
-        "spec_difference": [{"field": "step_ordering", "a": "master", "b": "ordered"}],
-        "first_divergence": {"step": 0, "scalar": "momentum_norm"},
-        "findings": [],
-    }
+COMPARISON: dict[str, Any] = {
+    "a": "r1",
+    "b": "r2",
+    "spec_difference": [{"field": "step_ordering", "a": "master", "b": "ordered"}],
+    "is_pair": True,
+    "bit_equal_until": 1,
+    "first_divergence": {"step": 1, "scalar": "momentum_norm", "a": "NaN", "b": 55.1596, "parameter": "boom.weight"},
+    "explanation": "they part at the first overflow",
+    "discarded": {"a": 17, "b": 2, "both": 2, "a_runs": [[0, 16]], "overflows": {"a": 17, "b": 2}},
+    "loss_scale": {"a": {"initial": 65536.0, "changes": [[1, 2.0]]}, "b": {"initial": 65536.0, "changes": []}},
+    "final": {"loss": {"a": "Infinity", "b": None, "difference": None}},
+    "cost": {"step_time_s": {"a": 0.02, "b": 0.025, "ratio": 1.25}},
+}
 
-    out = command("compare", "a", "b").out
 
-    assert "spec_difference[0].field  step_ordering" in out
-    assert "first_divergence.step     0" in out
-    assert dict(service.requests[0].url.params) == {"a": "a", "b": "b"}
+def test_compare_answers_first_and_then_shows_both_sides(command: RunCommand, service: FakeService) -> None:
+    service.answers["GET", "/compare"] = COMPARISON
+
+    out = command("compare", "r1", "r2").out
+
+    assert out.splitlines()[:3] == [
+        "they part at the first overflow",
+        "bit-equal until step 1",
+        "first divergence: step 1, momentum_norm in boom.weight: nan | 55.16",
+    ]
+    rows = [line.split("  ") for line in out.splitlines()]
+    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    assert ["step_ordering", "master", "ordered"] in cells
+    assert ["discarded steps", "17", "2"] in cells
+    assert ["discarded steps, overflows", "17", "2"] in cells
+    assert ["loss scale, initial", "65536", "65536"] in cells
+    assert ["loss", "inf", "–"] in cells
+    assert ["cost, step_time_s", "0.02", "0.025"] in cells
+    assert dict(service.requests[0].url.params) == {"a": "r1", "b": "r2"}
+
+
+def test_compare_as_json_keeps_non_finite_numbers(command: RunCommand, service: FakeService) -> None:
+    service.answers["GET", "/compare"] = COMPARISON
+
+    assert json.loads(command("compare", "r1", "r2", "--json").out)["first_divergence"]["a"] == "NaN"
 
 
 def test_logs_are_printed_as_they_are(command: RunCommand, service: FakeService) -> None:

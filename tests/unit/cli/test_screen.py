@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muonscope.cli.run_views import duration, flatten
+from muonscope.cli.run_views import duration
 from muonscope.cli.screen import Screen, number, plain_table, visible
 
 
@@ -59,12 +59,6 @@ def test_a_plain_table_without_rows_is_its_header() -> None:
 )  # fmt: skip
 def test_a_duration_has_one_or_two_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text
-
-
-def test_a_nested_answer_becomes_dotted_lines() -> None:
-    answer = {"a": {"b": 1.5, "c": [1, 2]}, "d": [{"e": None}], "f": {}, "g": []}
-
-    assert flatten(answer) == [("a.b", "1.5"), ("a.c", "1, 2"), ("d[0].e", "–"), ("f", "{}"), ("g", "")]
 
 
 def test_json_is_valid_whatever_it_is_given(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,11 +6,13 @@ import sys
 import textwrap
 from pathlib import Path
 
+import httpx
 import pytest
 
 from muonscope.cli import service_process
 from muonscope.cli.screen import Screen
 from muonscope.cli.service_process import service_for
+from muonscope.client import ClientSettings
 from muonscope.errors import ServiceStartFailed, ServiceUnreachable
 from tests.unit.client.fake_service import FakeService
 
@@ -37,12 +39,19 @@ UP = textwrap.dedent("""
 """)
 
 
+class Unnamed(ClientSettings):
+    """Nothing named and nothing there: the machine's own service, if one runs, is not ours to use."""
+
+    url: str = "http://127.0.0.1:9"
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home whose `up` is a small server instead of the service."""
     script = tmp_path / "up.py"
     script.write_text(UP)
     monkeypatch.setattr(service_process, "UP", (sys.executable, str(script)))
+    monkeypatch.setattr(service_process, "ClientSettings", Unnamed)
     return Path(os.environ["MUONSCOPE_HOME"])
 
 
@@ -55,9 +64,10 @@ def is_alive(pid: int) -> bool:
 
 
 def test_without_a_service_one_is_started_and_ended_in_order(home: Path) -> None:
-    with service_for(None, Screen(as_json=True)) as client:
+    with service_for(None, Screen(as_json=True)) as started:
         pid = int((home / "pid").read_text())
-        assert client.readiness() == {}
+        assert started.client.readiness() == {}
+        assert started.home == home
         assert is_alive(pid)
 
     assert (home / "ended").exists()
@@ -76,10 +86,26 @@ def test_the_started_service_ends_also_when_the_command_fails(home: Path) -> Non
 
 
 def test_a_service_that_answers_is_used_and_left_alone(service: FakeService, home: Path) -> None:
-    with service_for(None, Screen(as_json=True)) as client:
-        assert client.url.startswith("http://127.0.0.1:")
+    with service_for(None, Screen(as_json=True)) as found:
+        assert found.client.url == os.environ["MUONSCOPE_URL"]
+        assert found.home is None
 
     assert not (home / "pid").exists()
+
+
+def test_another_program_on_the_usual_port_is_no_hindrance(
+    service: FakeService, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.answers["GET", "/healthz"] = httpx.Response(404, text="hello from another program")
+
+    class TakenPort(ClientSettings):
+        url: str = os.environ["MUONSCOPE_URL"]
+
+    monkeypatch.setattr(service_process, "ClientSettings", TakenPort)
+    monkeypatch.delenv("MUONSCOPE_URL")
+
+    with service_for(None, Screen(as_json=True)) as started:
+        assert started.home == home
 
 
 def test_a_named_service_that_is_away_is_never_replaced_by_another(home: Path) -> None:
