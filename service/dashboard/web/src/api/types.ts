@@ -174,3 +174,42 @@ export interface Problem {
   value?: unknown;
   remedy?: string | null;
 }
+
+export interface Comparison {
+  a: string;
+  b: string;
+  spec_difference: { field: string; a: unknown; b: unknown }[];
+  is_pair: boolean;
+  shared: { data: boolean | null; initial_parameters: boolean | null };
+  bit_equal_until: number | null;
+  first_divergence: { step: number; scalar: string; scalars: string[]; parameter: string | null } | null;
+  explanation: string;
+  cost: Record<"step_time_s" | "peak_memory_bytes" | "ns_calls", { a: number | null; b: number | null; ratio: number | null }>;
+}
+
+export interface Experiment {
+  id: string;
+  name: string;
+  builtin: string | null;
+  status: string;
+  created_at: string;
+  matrix: Record<string, unknown[]>;
+  runs: Run[];
+  table: {
+    columns: string[];
+    rows: (string | number | boolean | null)[][];
+    run_ids: string[];
+    published: ({ matches: boolean; differences: string[] } | null)[];
+  };
+}
+
+export interface Cluster {
+  address: string;
+  reachable: boolean;
+  problem: string | null;
+  gpus: number;
+  gpus_held: number;
+  nodes: { id: string; address: string; gpus: number; gpus_used: number | null; cpus: number; memory_bytes: number }[];
+  holders: { run_id: string; name: string; attempt: string; status: RunStatus; gpus: number }[];
+  queued: number;
+}

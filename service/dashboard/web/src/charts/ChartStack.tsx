@@ -14,6 +14,7 @@ import { orderingStyle } from "./orderings.ts";
 import {
   AXIS_WIDTH,
   cssColour,
+  MOST_SPANS_WITH_WORDS,
   paintBands,
   paintEnds,
   paintLanes,
@@ -26,7 +27,7 @@ import {
 } from "./paint.ts";
 import { describePanel, panelData, type PanelData, type PanelSpec } from "./panels.ts";
 import { tickLabels, ticksFor, yRange } from "./scales.ts";
-import type { Trace } from "./trace.ts";
+import { spanWords, type Trace } from "./trace.ts";
 
 const FONT = '11px "Inter Variable"';
 const CLICK_SLACK = 4;
@@ -107,7 +108,7 @@ export function ChartStack(props: ChartStackProps) {
       {panels.map((panel) => (
         <section className="panel" key={panel.spec.key}>
           <h3>
-            {panel.spec.title} <span>{noteOf(panel)}</span>
+            {panel.spec.title} <span>{noteOf(panel)}</span> <StripSummary panel={panel} isShared={traces.length > 1} />
           </h3>
           <div
             ref={(element) => {
@@ -127,6 +128,14 @@ export function ChartStack(props: ChartStackProps) {
 function noteOf({ spec, scale }: PanelData): string {
   if (spec.kind === "lane" || spec.scale === "power") return spec.note;
   return [scale === "log10" ? "log" : "linear", spec.note].filter(Boolean).join(" · ");
+}
+
+/** Where a strip has more marks than words fit beside, the heading counts them. */
+function StripSummary({ panel, isShared }: { panel: PanelData; isShared: boolean }) {
+  const crowded = panel.strip.filter((row) => row.spans.length > MOST_SPANS_WITH_WORDS);
+  if (crowded.length === 0) return null;
+  const text = crowded.map((row) => (isShared ? `${row.trace.label} ` : "") + spanWords(row.spans, row.trace)).join("; ");
+  return <em className="nonfinite">{text}</em>;
 }
 
 interface Latest {

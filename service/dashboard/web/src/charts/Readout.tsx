@@ -134,7 +134,7 @@ export function Readout({ traces, step, isLocked }: Props) {
 }
 
 function stepWord(trace: Trace, step: number): string {
-  if (step > trace.last) return "not recorded";
+  if (step > trace.last) return "—";
   return spanHolds(trace.discarded, step) ? "discarded" : "applied";
 }
 
@@ -153,6 +153,10 @@ function ScaleRatio({ a, b }: { a: number | null; b: number | null }) {
   return exponent === null ? <Difference a={a} b={b} /> : <>×&thinsp;<LossScale value={a / b} /></>;
 }
 
+function signedInteger(value: number): string {
+  return value > 0 ? `+${formatInteger(value)}` : formatInteger(value);
+}
+
 function CountRow(props: {
   label: string;
   traces: readonly Trace[];
@@ -169,7 +173,7 @@ function CountRow(props: {
         <td key={props.traces[index]?.id}>{formatInteger(count)}</td>
       ))}
       {counts.length === 2 && (
-        <td className="ink-3">{typeof a === "number" && typeof b === "number" ? formatDelta(a - b) : "—"}</td>
+        <td className="ink-3">{typeof a === "number" && typeof b === "number" ? signedInteger(a - b) : "—"}</td>
       )}
     </tr>
   );

@@ -9,6 +9,7 @@ import { spanWords, type Span, type Trace } from "./trace.ts";
 
 export const AXIS_WIDTH = 58;
 export const STRIP_ROW = 16;
+export const MOST_SPANS_WITH_WORDS = 3;
 
 export function cssColour(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -216,6 +217,7 @@ export function paintStrip(u: uPlot, rows: readonly StripRow[], isShared: boolea
       left = Math.min(left, from - (isInfinite ? 6 * ratio : 0));
       right = Math.max(right, to + (isInfinite && span.first === span.last ? 6 * ratio : 0));
     }
+    if (row.spans.length > MOST_SPANS_WITH_WORDS) return ctx.restore(); // the panel's heading says it
     const label = (isShared ? `${row.trace.label} ` : "") + spanWords(row.spans, row.trace);
     ctx.font = font(11, 560);
     ctx.textBaseline = "middle";
@@ -227,7 +229,8 @@ export function paintStrip(u: uPlot, rows: readonly StripRow[], isShared: boolea
       ctx.textAlign = "right";
       ctx.fillText(label, left - 10 * ratio, middle);
     } else {
-      paintOnPlate(ctx, label, bbox.left + 8 * ratio, middle, width);
+      // Over the end of the bar: its beginning is what matters.
+      paintOnPlate(ctx, label, bbox.left + bbox.width - width, middle, width);
     }
     ctx.restore();
   });

@@ -3,6 +3,7 @@
 import { formatInteger } from "../format/number.ts";
 import type { Aligned, Line } from "./align.ts";
 import { align } from "./align.ts";
+import { orderingStyle } from "./orderings.ts";
 import { chooseScale, type ScaleKind } from "./scales.ts";
 import { smooth, type Field, type NonfiniteSpan, type Trace } from "./trace.ts";
 
@@ -83,8 +84,14 @@ function lineOf(trace: Trace, field: Field): Line {
   return field === "loss_scale_before" ? lossScaleLine(trace) : { x: trace.step, y: trace.columns[field] };
 }
 
+function dashes(trace: Trace): number {
+  return Math.min(orderingStyle(trace.ordering).dash.length, 1);
+}
+
 export function panelData(spec: PanelSpec, traces: readonly Trace[], smoothing: number): PanelData {
-  const pairs = traces.flatMap((trace) => spec.fields.map((field) => ({ trace, field })));
+  // Dashed lines lie over solid ones: where two runs are equal, both show.
+  const inDrawingOrder = [...traces].sort((a, b) => dashes(a) - dashes(b));
+  const pairs = inDrawingOrder.flatMap((trace) => spec.fields.map((field) => ({ trace, field })));
   const shown = pairs.map(({ trace, field }) => lineOf(trace, field));
   const lanes = spec.kind === "lane" ? traces.map((trace): Line => ({ x: trace.step, y: trace.step.map(() => null) })) : [];
   const { x, ys } = align([...shown, ...lanes]);
@@ -102,7 +109,8 @@ export function panelData(spec: PanelSpec, traces: readonly Trace[], smoothing: 
   });
   if (spec.kind === "lane") columns.push(x.map(() => null));
   const scale = spec.scale === "power" ? "log2" : chooseScale(shown.map((line) => line.y));
-  const strip = pairs
+  const strip = traces
+    .flatMap((trace) => spec.fields.map((field) => ({ trace, field })))
     .map(({ trace, field }) => ({ trace, field, spans: trace.nonfinite[field] ?? [] }))
     .filter(({ spans }) => spans.length > 0);
   return { spec, scale, lines, data: [x, ...columns], strip };

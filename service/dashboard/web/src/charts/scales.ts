@@ -65,7 +65,7 @@ export function logTicks(low: number, high: number, most: number): number[] {
 export function powerTicks(low: number, high: number, most: number): number[] {
   const first = Math.ceil(Math.log2(low) - 1e-9);
   const last = Math.floor(Math.log2(high) + 1e-9);
-  const distance = [1, 2, 4, 8, 16].find((step) => (last - first) / step + 1 <= most) ?? 32;
+  const distance = [1, 2, 4, 8, 16].find((step) => Math.floor((last - first) / step) + 1 <= most) ?? 32;
   const ticks: number[] = [];
   for (let power = Math.ceil(first / distance) * distance; power <= last; power += distance) ticks.push(2 ** power);
   return ticks;

@@ -32,7 +32,7 @@ export interface ChartState {
   range: readonly [number, number];
   window: readonly [number, number] | null;
   locked: number | null;
-  /** The step whose values are read out: the locked one, else the one under the pointer, else the last. */
+  /** The step whose values are read out: the locked one, else the one under the pointer, else the last one that all runs have. */
   shown: number | null;
   onHover: (step: number | null) => void;
   onLock: (step: number | null) => void;
@@ -84,6 +84,8 @@ export function useChartState(traces: readonly Trace[], planned: number, landmar
     Escape: () => (locked !== null ? onLock(null) : setWindow(null)),
   });
 
-  const shown = locked ?? hovered ?? (last >= 0 ? last : null);
+  // Where nothing is pointed at: the last step that all of them have.
+  const common = Math.min(...traces.filter((trace) => trace.last >= 0).map((trace) => trace.last));
+  const shown = locked ?? hovered ?? (Number.isFinite(common) ? common : null);
   return { range, window, locked, shown, onHover, onLock, onRange: setWindow };
 }

@@ -4,6 +4,7 @@ import type { Run, RunStatus, AttemptStatus, Verdict } from "../api/types.ts";
 import { orderingStyle } from "../charts/orderings.ts";
 import { formatScalar, NOT_MEASURED, nonfiniteWord } from "../format/number.ts";
 import { exponentOfTwo, splitPowers } from "../format/power.ts";
+import { formatSpecValue, isPower } from "../format/spec.ts";
 import { words } from "../format/words.ts";
 
 const CIRCLE = 2 * Math.PI * 2;
@@ -113,6 +114,11 @@ export function Sentence({ text }: { text: string }) {
   return splitPowers(text).map(({ text: part, exponent }, index) =>
     exponent === null ? part : <Power key={index} exponent={exponent} />,
   );
+}
+
+export function SpecValue({ path, value }: { path: string; value: unknown }) {
+  if (isPower(path) && typeof value === "number") return <Power exponent={value} />;
+  return <>{formatSpecValue(value)}</>;
 }
 
 /** A loss scale: 2ⁿ where it is a power of two, else a number. */

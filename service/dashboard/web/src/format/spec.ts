@@ -37,12 +37,16 @@ export function differences(specs: readonly unknown[]): SpecDifference[] {
   return found;
 }
 
-export function formatSpecValue(path: string, value: unknown): string {
+export function formatSpecValue(value: unknown): string {
   if (value === undefined) return "—";
   if (value === null) return "null";
-  if (path === "loss_scale.initial_power" && typeof value === "number") return `2^${value}`;
   if (Array.isArray(value) && value.length === 0) return "none";
   return typeof value === "string" ? value : JSON.stringify(value);
+}
+
+/** Where the value is the exponent of a power of two. */
+export function isPower(path: string): boolean {
+  return path === "loss_scale.initial_power";
 }
 
 /** What does not change the numbers, and so says nothing about a difference between runs. */

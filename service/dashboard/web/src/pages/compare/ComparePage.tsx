@@ -1,1 +1,275 @@
-export default function Page(_: Record<string, unknown>) { return null; }
+/** Runs against each other: where they first differ, what each made of it, and every step of both. */
+
+import { useEffect, useMemo, useRef, useState } from "react";
+
+import { runPath, withQuery } from "../../api/client.ts";
+import { useResource } from "../../api/resource.ts";
+import type { Comparison, Run } from "../../api/types.ts";
+import { ChartStack } from "../../charts/ChartStack.tsx";
+import { downloadPng } from "../../charts/exportPng.ts";
+import { traceIdentity, traceLabels } from "../../charts/identity.ts";
+import { PANELS } from "../../charts/panels.ts";
+import { Readout } from "../../charts/Readout.tsx";
+import { overAppliedSteps } from "../../charts/trace.ts";
+import { around, setWindow, useChartState, useWindow } from "../../charts/useChartState.ts";
+import { useTraces } from "../../charts/useTraces.ts";
+import { Key, Menu, Segments } from "../../components/controls.tsx";
+import { Sentence } from "../../components/marks.tsx";
+import { EmptyState, ErrorState, LoadingState } from "../../components/states.tsx";
+import { useTitle } from "../../components/title.ts";
+import { copyText } from "../../components/toast.tsx";
+import { describeSpec } from "../../format/spec.ts";
+import { changeQuery, href, Link, navigate, usePlace } from "../../routing/router.tsx";
+import { rangeWords } from "../run/StepsView.tsx";
+import { compareHref } from "../runs/links.ts";
+import { CompareCard } from "./CompareCard.tsx";
+import { ConfigDifference, CostBox } from "./DifferenceBoxes.tsx";
+import { Finding } from "./Finding.tsx";
+import { OverflowTable } from "./OverflowTable.tsx";
+import { useRuns } from "./useRuns.ts";
+
+const LETTERS = "abcdefgh";
+const LAST_STEPS = 5000;
+const REREAD_MS = 2000;
+
+/** The runs that the address names: `?a=…&b=…`, up to eight. */
+export function readIds(query: URLSearchParams): string[] {
+  return [...LETTERS].flatMap((letter) => query.get(letter) ?? []).filter((id) => id !== "");
+}
+
+export default function ComparePage() {
+  const { query } = usePlace();
+  const text = readIds(query).join();
+  const ids = useMemo(() => text.split(",").filter(Boolean), [text]);
+  const { runs, error } = useRuns(ids);
+  useTitle(runs.length > 0 ? runs.map((run) => run.name).join(" vs ") : "Compare");
+
+  if (ids.length < 2) return <NothingChosen />;
+  if (runs.length < ids.length) {
+    return (
+      <main className="page" id="main" tabIndex={-1}>
+        {error ? <ErrorState error={error} /> : <LoadingState what="the runs" />}
+      </main>
+    );
+  }
+  return <Compared runs={runs} ids={ids} />;
+}
+
+function NothingChosen() {
+  return (
+    <main className="page" id="main" tabIndex={-1}>
+      <EmptyState title="Choose two runs or more">
+        <p>
+          Select them in the run table with <Key>x</Key>, then press <Key>c</Key>.
+        </p>
+        <Link to={href("/runs")} className="btn primary">
+          All runs
+        </Link>
+      </EmptyState>
+    </main>
+  );
+}
+
+/** The comparison of the first two, read again as they record more, but not on every step. */
+function useComparison(runs: readonly Run[]) {
+  const [a, b] = runs;
+  const comparison = useResource<Comparison>(a && b ? withQuery("/compare", { a: a.id, b: b.id }) : null);
+  const recorded = [a, b].map((run) => `${run?.status} ${run?.summary?.steps ?? 0}`).join();
+  const { refresh } = comparison;
+  const isFirst = useRef(true);
+  useEffect(() => {
+    if (isFirst.current) {
+      isFirst.current = false;
+      return;
+    }
+    const timer = setTimeout(refresh, REREAD_MS);
+    return () => clearTimeout(timer);
+  }, [recorded, refresh]);
+  return comparison;
+}
+
+function Compared({ runs, ids }: { runs: Run[]; ids: string[] }) {
+  const { query } = usePlace();
+  const isApplied = query.get("x") === "applied";
+  const smoothing = Math.min(Math.max(Number(query.get("smooth") ?? 0) || 0, 0), 0.99);
+  const window = useWindow();
+  const comparison = useComparison(runs);
+  const stack = useRef<HTMLDivElement>(null);
+
+  const labels = traceLabels(runs);
+  const identityKey = JSON.stringify(runs.map((run, index) => traceIdentity(run, labels[index] ?? run.name)));
+  const requests = useMemo(
+    () => runs.map((run, index) => ({ run, identity: traceIdentity(run, labels[index] ?? run.name) })),
+    [identityKey, runs],
+  );
+  const { traces, error, isLoading } = useTraces(requests, isApplied ? null : window);
+  const drawn = useMemo(() => (isApplied ? traces.map(overAppliedSteps) : traces), [traces, isApplied]);
+  const divergence = comparison.data?.first_divergence?.step ?? null;
+  const landmark = divergence ?? comparison.data?.bit_equal_until ?? null;
+  const planned = Math.max(...runs.map((run) => run.spec.steps));
+  const chart = useChartState(drawn, planned, landmark);
+  const last = Math.max(0, ...traces.map((trace) => trace.last));
+
+  const zoom = () => {
+    if (landmark === null) return;
+    changeQuery({ x: null });
+    setWindow(around(landmark));
+  };
+  const zoomValue = window === null ? "all" : landmark !== null && String(window) === String(around(landmark)) ? "divergence" : "";
+
+  return (
+    <main className="page" id="main" tabIndex={-1}>
+      <div className="row wrap-row compare-title">
+        <h1 className="h1">
+          {runs.map((run, index) => (
+            <span key={run.id} className="title-part">
+              {index > 0 && <span className="ink-3"> vs </span>}
+              <b>{run.name}</b>
+            </span>
+          ))}
+        </h1>
+        <span className="ink-3">
+          <Sentence text={runs[0] ? describeSpec(runs[0].spec) : ""} />
+        </span>
+        <span className="grow" />
+        <CompareActions runs={runs} ids={ids} stack={stack} />
+      </div>
+      <div className="compare-cards">
+        {runs.map((run, index) => (
+          <CompareCard key={run.id} run={run} label={labels[index] ?? run.name} />
+        ))}
+      </div>
+      <Finding comparison={comparison} runs={runs} labels={labels} onZoom={landmark === null ? null : zoom} />
+      <div className="with-aside">
+        <div>
+          <div className="tool">
+            <Segments
+              label="Axis"
+              value={isApplied ? "applied" : "attempted"}
+              options={[
+                { value: "attempted", label: "Attempted" },
+                { value: "applied", label: "Applied" },
+              ]}
+              onChange={(value) => changeQuery({ x: value === "applied" ? value : null, step: null, from: null, to: null })}
+            />
+            <Segments
+              label="Steps shown"
+              value={zoomValue}
+              options={[
+                { value: "all", label: "All" },
+                ...(landmark === null || isApplied ? [] : [{ value: "divergence", label: "Divergence" }]),
+                ...(last > LAST_STEPS ? [{ value: "last", label: "Last 5k" }] : []),
+              ]}
+              onChange={(value) => {
+                if (value === "divergence") zoom();
+                else setWindow(value === "last" ? [last - LAST_STEPS, last] : null);
+              }}
+            />
+            <SmoothSlider value={smoothing} />
+            <span className="grow" />
+            <span className="label">
+              {traces.length > 0 && rangeWords(chart.range, Math.max(...drawn.map((trace) => trace.last)), traces.every((trace) => trace.exact))}
+            </span>
+          </div>
+          {error && traces.length === 0 ? (
+            <ErrorState error={error} />
+          ) : isLoading ? (
+            <LoadingState what="the steps" />
+          ) : (
+            <div ref={stack}>
+              <ChartStack
+                traces={drawn}
+                panels={PANELS}
+                range={chart.range}
+                divergence={isApplied ? null : divergence}
+                locked={chart.locked}
+                smoothing={smoothing}
+                axisLabel={isApplied ? "applied steps" : undefined}
+                onHover={chart.onHover}
+                onLock={chart.onLock}
+                onRange={chart.onRange}
+              />
+            </div>
+          )}
+        </div>
+        <aside aria-label="Details">
+          <Readout traces={drawn} step={chart.shown} isLocked={chart.locked !== null} />
+          {!isApplied && <OverflowTable traces={traces} locked={chart.locked} onLock={chart.onLock} />}
+          <ConfigDifference runs={runs} labels={labels} />
+          {comparison.data && runs.length === 2 && <CostBox comparison={comparison.data} labels={labels} />}
+        </aside>
+      </div>
+    </main>
+  );
+}
+
+function SmoothSlider({ value }: { value: number }) {
+  const [shown, setShown] = useState(value);
+  useEffect(() => setShown(value), [value]);
+  return (
+    <label className="smooth">
+      <span className="label">Smooth</span>
+      <input
+        type="range"
+        min={0}
+        max={0.98}
+        step={0.02}
+        value={shown}
+        title="The raw line stays beneath: no spike is hidden"
+        onChange={(event) => {
+          setShown(Number(event.target.value));
+          changeQuery({ smooth: Number(event.target.value) === 0 ? null : event.target.value });
+        }}
+      />
+      <span className="num">{shown.toFixed(2)}</span>
+    </label>
+  );
+}
+
+interface ActionProps {
+  runs: readonly Run[];
+  ids: string[];
+  stack: React.RefObject<HTMLDivElement | null>;
+}
+
+function CompareActions({ runs, ids, stack }: ActionProps) {
+  return (
+    <div className="row wrap-row">
+      <button type="button" className="btn" onClick={() => navigate(compareHref([...ids].reverse()), { replace: true })}>
+        Swap
+      </button>
+      <Link to={href("/runs", { selected: ids.join() })} className="btn">
+        Add run
+      </Link>
+      <button type="button" className="btn" onClick={() => void copyText(globalThis.location.href, "Link copied.")}>
+        Copy link
+      </button>
+      <Menu
+        label={
+          <>
+            Export <span className="ink-3">CSV · PNG</span>
+          </>
+        }
+      >
+        {(close) => (
+          <>
+            {runs.map((run) => (
+              <a key={run.id} href={withQuery(runPath(run.id, "steps"), { format: "csv" })} download={`${run.id}-steps.csv`} onClick={close}>
+                {run.name} <span className="hint">CSV, every step</span>
+              </a>
+            ))}
+            <button
+              type="button"
+              onClick={() => {
+                if (stack.current) downloadPng(stack.current, `compare-${ids.join("-")}.png`);
+                close();
+              }}
+            >
+              Charts <span className="hint">PNG</span>
+            </button>
+          </>
+        )}
+      </Menu>
+    </div>
+  );
+}

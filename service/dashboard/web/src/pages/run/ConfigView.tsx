@@ -6,9 +6,9 @@ import { useResource } from "../../api/resource.ts";
 import { defaultOf, isPlainObject, loadSpecSchema, variantFor, type SpecSchema } from "../../api/schema.ts";
 import type { Run } from "../../api/types.ts";
 import { Segments } from "../../components/controls.tsx";
-import { Sentence } from "../../components/marks.tsx";
+import { SpecValue } from "../../components/marks.tsx";
 import { copyText } from "../../components/toast.tsx";
-import { flatten, formatSpecValue } from "../../format/spec.ts";
+import { flatten } from "../../format/spec.ts";
 
 /** The defaults that stand behind this spec; a union's are those of the variant the spec chose. */
 export function defaultsFor(spec: Record<string, unknown>, schema: SpecSchema): Map<string, unknown> {
@@ -24,6 +24,11 @@ export function defaultsFor(spec: Record<string, unknown>, schema: SpecSchema): 
   return flatten(Object.fromEntries(fields));
 }
 
+/** The OpenAPI document leaves null defaults out: no default and null are the same there. */
+function differs(value: unknown, standard: unknown): boolean {
+  return JSON.stringify(value ?? null) !== JSON.stringify(standard ?? null);
+}
+
 export default function ConfigView({ run }: { run: Run }) {
   const [shows, setShows] = useState("set");
   const schema = useResource("/openapi.json", loadSpecSchema);
@@ -31,7 +36,7 @@ export default function ConfigView({ run }: { run: Run }) {
   const resolved = run.attempts?.at(-1)?.resolved_ds_config;
   const rows = [...flatten(run.spec)].map(([path, value]) => {
     const standard = defaults?.get(path);
-    return { path, value, standard, isSet: defaults !== null && JSON.stringify(value) !== JSON.stringify(standard) };
+    return { path, value, standard, isSet: defaults !== null && differs(value, standard) };
   });
   const shown = shows === "set" && defaults !== null ? rows.filter((row) => row.isSet) : rows;
   return (
@@ -77,10 +82,10 @@ export default function ConfigView({ run }: { run: Run }) {
               <tr key={path} className={isSet ? "is-set" : undefined}>
                 <td className="mono">{path}</td>
                 <td className="left wrap">
-                  <Sentence text={formatSpecValue(path, value)} />
+                  <SpecValue path={path} value={value} />
                 </td>
                 <td className="left ink-3">
-                  {defaults === null ? "" : <Sentence text={formatSpecValue(path, standard)} />}
+                  {defaults === null ? "" : <SpecValue path={path} value={standard} />}
                 </td>
                 <td className="ink-3">{defaults === null ? "" : isSet ? "spec" : "default"}</td>
               </tr>

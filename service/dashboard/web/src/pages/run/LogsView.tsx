@@ -29,12 +29,12 @@ export default function LogsView({ run }: { run: Run }) {
 
   const isLive = !TERMINAL.has(run.status);
   useEffect(() => {
-    if (!isLive) {
-      refresh(); // the last lines come with the end
-      return;
-    }
+    if (!isLive) return;
     const timer = setInterval(refresh, FOLLOW_MS);
-    return () => clearInterval(timer);
+    return () => {
+      clearInterval(timer);
+      refresh(); // the last lines come with the end
+    };
   }, [isLive, refresh]);
 
   const lines = useMemo(() => readLines(logs.data ?? ""), [logs.data]);

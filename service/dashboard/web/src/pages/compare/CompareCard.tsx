@@ -1,0 +1,39 @@
+/** One side of a comparison: its ordering, verdict, standing and figures. */
+
+import type { Run } from "../../api/types.ts";
+import { LossScale, OrderingMark, Scalar, StatusMark, VerdictChip } from "../../components/marks.tsx";
+import { formatInteger, formatLoss, formatScalar, toNumber } from "../../format/number.ts";
+import { Link, runHref } from "../../routing/router.tsx";
+import { Figure } from "../run/RunHeader.tsx";
+import { runShare } from "../runs/columns.tsx";
+
+export function CompareCard({ run, label }: { run: Run; label: string }) {
+  const summary = run.summary;
+  return (
+    <div className="card compare-card">
+      <Link to={runHref(run.id)} title={run.name}>
+        <OrderingMark ordering={run.spec.step_ordering} label={label} />
+      </Link>
+      <VerdictChip verdict={run.verdict} />
+      <StatusMark status={run.status} share={runShare(run)} />
+      <span className="ink-3 num">
+        {run.verdict?.step != null && run.status === "failed"
+          ? `at step ${formatInteger(run.verdict.step)}`
+          : `${formatInteger(summary?.steps ?? 0)} of ${formatInteger(run.spec.steps)}`}
+      </span>
+      <dl className="figures">
+        <Figure label="Overflows">{formatInteger(summary?.overflows)}</Figure>
+        <Figure label="Discarded">{formatInteger(summary?.discarded)}</Figure>
+        <Figure label="Scale">
+          <LossScale value={toNumber(summary?.final_loss_scale)} />
+        </Figure>
+        <Figure label="Loss">
+          <Scalar value={toNumber(summary?.last_loss)} format={formatLoss} />
+        </Figure>
+        <Figure label="Momentum">
+          <Scalar value={toNumber(summary?.last_momentum_norm)} format={(value) => formatScalar(value, 3)} />
+        </Figure>
+      </dl>
+    </div>
+  );
+}
