@@ -10,7 +10,7 @@ from typing import Final
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from service.api import attempts, cluster, events, health, problems, runs, steps
+from service.api import attempts, cluster, compare, events, experiments, health, problems, runs, steps
 from service.api.feed import ChangeFeed
 from service.api.middleware import BodyLimit, Problems, SecurityHeaders, TrustedCaller
 from service.api.responses import StrictJSONResponse
@@ -30,6 +30,8 @@ ROUTERS: Final = (
     runs.router,
     steps.router,
     events.router,
+    compare.router,
+    experiments.router,
     attempts.router,
     cluster.router,
     health.router,

@@ -2,8 +2,11 @@
 
 import asyncio
 import logging
+import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final
 
@@ -37,7 +40,7 @@ def serve(settings: Settings, *, on_ready: Callable[[str], None] = lambda _: Non
     listener = bind(settings.host, settings.port)
     port = int(listener.getsockname()[1])
     app = create_app(settings.model_copy(update={"port": port}))
-    server = _Server(app, on_ready=on_ready)
+    server = Server(app, on_ready=on_ready)
     server.run(sockets=[listener])
     return 0 if server.started else 1
 
@@ -56,8 +59,10 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-class _Server(uvicorn.Server):
-    def __init__(self, app: FastAPI, *, on_ready: Callable[[str], None]) -> None:
+class Server(uvicorn.Server):
+    """Uvicorn, telling when runs can be submitted, and ending live views when it ends."""
+
+    def __init__(self, app: FastAPI, *, on_ready: Callable[[str], None] = lambda _: None) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -80,10 +85,28 @@ class _Server(uvicorn.Server):
         if self.started:
             self._announcer = asyncio.create_task(self._announce())
 
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # Uvicorn's own raises the signal again afterwards: a clean end would look like a killed process.
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.end()
+        super().handle_exit(sig, frame)
+
+    def end(self) -> None:
+        """Begin a clean end; from any thread."""
         # Live views would otherwise be waited for; they reconnect where they were.
         self._app.state.feed.close()
-        super().handle_exit(sig, frame)
+        self.should_exit = True
 
     async def _announce(self) -> None:
         controller: Any = self._app.state.controller

@@ -125,9 +125,13 @@ def _describe(error: Mapping[str, Any], body: Any) -> dict[str, Any]:
         if about is not None and isinstance(value, dict):
             # A rule about several fields: say the one that it names.
             path, value = _join(path, about[1]), about[2].rstrip(",;")
+    if error["type"] == "unknown_task":
+        path, value = _join(path, "name"), value.get("name") if isinstance(value, dict) else value
+    if not path and tuple(error.get("loc", ()))[:1] == ("body",):
+        path = "body"
     detail, remedy = _split(message)
     return {
-        "detail": f"{path}: {detail}" if path and not detail.startswith(path.rpartition(".")[2]) else detail,
+        "detail": detail if detail.startswith((path, path.rpartition(".")[2])) else f"{path}: {detail}",
         "field": path or None,
         "value": bounded_value(value),
         "remedy": remedy or _remedy(error, path),
@@ -201,6 +205,8 @@ def _remedy(error: Mapping[str, Any], path: str) -> str:
     }
     if kind in limits:
         return limits[kind]
+    if kind == "value_error":
+        return "change it, or what it must go with"
     if kind == "extra_forbidden":
         return _did_you_mean(path.rpartition(".")[2])
     base = kind.removesuffix("_type").removesuffix("_parsing").removesuffix("_from_float")

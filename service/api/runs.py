@@ -109,10 +109,10 @@ def retry_run(run_id: RunId, database: DatabaseDependency, controller: Controlle
     with database.write() as session:
         runs = RunRepository(session)
         run = runs.get(run_id)
-        if run.status is RunStatus.SUCCEEDED:
+        if run.status not in (RunStatus.FAILED, RunStatus.STOPPED):
             raise IllegalTransition(
-                f"run {run.uid} has succeeded", field="status", value=run.status,
-                remedy=f"POST /runs/{run.uid}/clone runs its spec again as a new run",
+                f"run {run.uid} is {run.status}; only failed and stopped runs are retried", field="status",
+                value=run.status, remedy=f"POST /runs/{run.uid}/clone runs its spec again as a new run",
             )  # fmt: skip
         runs.set_status(run, RunStatus.QUEUED, legal=controller.legal, who="api", why="retry requested")
         shown = _present(session, run)

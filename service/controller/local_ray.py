@@ -40,7 +40,7 @@ _LONGEST_FOLDER: Final = 107 - len("/session_2026-01-01_00-00-00_000000_4194304/
 _START_LIMIT_S: Final = 120.0
 _WATCH_S: Final = 2.0
 _RESTART_PAUSE_S: Final = 5.0
-_TERM_WAIT_S: Final = 5.0
+_TERM_WAIT_S: Final = 2.0
 _KEPT_SESSIONS: Final = 3
 # The processes without which the head is dead, by what their command line contains.
 _VITAL: Final = {"gcs": "gcs_server", "raylet": "raylet/raylet", "dashboard": "dashboard/dashboard.py"}
@@ -175,7 +175,7 @@ class LocalRay:
                 f"--ray-client-server-port={client}", "--min-worker-port=0", "--max-worker-port=0",
                 "--dashboard-host=127.0.0.1", "--node-ip-address=127.0.0.1", "--include-dashboard=true",
                 f"--num-gpus={self._gpus}", f"--object-store-memory={OBJECT_STORE_BYTES}",
-                f"--temp-dir={self._temp}", "--disable-usage-stats", "--disable-check",
+                f"--temp-dir={self._temp}", "--disable-usage-stats",
                 stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
                 env=self._environment(head), start_new_session=True, cwd=self._folder,
             )  # fmt: skip

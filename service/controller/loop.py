@@ -74,6 +74,7 @@ class ControllerLoop:
         owner: str,
         controller_url: Callable[[], str] | None = None,
         on_change: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start nothing yet.
 
@@ -84,6 +85,7 @@ class ControllerLoop:
             owner: names this store to Ray, so that two services on one cluster leave each other's jobs alone.
             controller_url: how workers reach us, known once we listen; by default what the settings say.
             on_change: called, thread-safe, after a tick that changed rows.
+            clock: monotonic seconds.
         """
         self._database = database
         self._launcher = launcher
@@ -91,6 +93,7 @@ class ControllerLoop:
         self._owner = owner
         self._controller_url = controller_url or (lambda: settings.effective_advertise_url)
         self._on_change = on_change
+        self._clock = clock
         self._policy = RetryPolicy(settings.max_attempts, settings.retry_backoff_s)
         self._planner = Planner(settings, self._policy)
         self._memory = _Memory()
@@ -117,7 +120,7 @@ class ControllerLoop:
     @property
     def problems(self) -> list[str]:
         found = [text for text in (self._problem, self._failure) if text]
-        if self._task is not None and time.monotonic() - self._ticked_at > _STALE_TICK_S and not found:
+        if self._task is not None and self._clock() - self._ticked_at > _STALE_TICK_S and not found:
             found.append(f"the controller's loop has not ticked for more than {_STALE_TICK_S:g} s")
         return found
 
@@ -166,6 +169,11 @@ class ControllerLoop:
             await asyncio.wait(self._tasks, timeout=10)
         await self._launcher.close()
 
+    async def settle(self) -> None:
+        """Wait until what the last tick sent to Ray has been answered."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
     async def _run(self) -> None:
         while not self._stopping:
             self._wake.clear()
@@ -186,12 +194,12 @@ class ControllerLoop:
 
     async def tick(self) -> None:
         """Observe, decide, act, once. Never called while another tick runs."""
-        began = time.monotonic()
+        began = self._clock()
         situation = await self._observe(began)
         plan = await asyncio.to_thread(self._decide, situation)
         self._act(plan)
         self._remember(plan, situation, began)
-        self._ticked_at = time.monotonic()
+        self._ticked_at = self._clock()
         if plan.changed:
             self._on_change()
 
@@ -210,11 +218,15 @@ class ControllerLoop:
                 self._resources_at = now
             if now - self._swept_at > _SWEEP_S:
                 orphans = await self._sweep(live, now)
+            if not self._is_prepared:
+                await self._launcher.prepare()
+                self._is_prepared = True
             self._note_reachable()
         except LauncherUnavailable as error:
             if self._problem != str(error):
                 logger.warning("Ray is not reachable: %s", error, extra={"action": "ray_unreachable"})
-            self._problem, jobs = str(error), None
+            # A cluster that comes back may be another one.
+            self._problem, jobs, self._is_prepared = str(error), None, False
         self._forget_submitted(now)
         return Situation(
             jobs=jobs,
@@ -244,9 +256,6 @@ class ControllerLoop:
         if self._problem is not None:
             logger.info("Ray is reachable", extra={"action": "ray_reachable"})
             self._problem = None
-        if not self._is_prepared:
-            self._is_prepared = True
-            self._spawn(self._prepare())
 
     def _forget_submitted(self, now: float) -> None:
         # `now` is when this observation began: what was submitted before it, the jobs just read would have shown.
@@ -273,7 +282,7 @@ class ControllerLoop:
         for submission_id, token in plan.submissions.items():
             self._memory.submitting.add(submission_id)
             self._spawn(self._submit(submission_id, token))
-        now = time.monotonic()
+        now = self._clock()
         for submission_id, why in plan.stops.items():
             if now - self._memory.stop_sent.get(submission_id, float("-inf")) >= _STOP_AGAIN_S:
                 self._memory.stop_sent[submission_id] = now
@@ -297,7 +306,7 @@ class ControllerLoop:
             logger.warning("submitting %s: %s", submission_id, error, extra={"action": "submit_unanswered"})
         finally:
             self._memory.submitting.discard(submission_id)
-            self._memory.submitted_at[submission_id] = time.monotonic()
+            self._memory.submitted_at[submission_id] = self._clock()
             self._wake.set()
 
     async def _stop(self, submission_id: str, why: str) -> None:
@@ -307,12 +316,6 @@ class ControllerLoop:
         except LauncherUnavailable as error:
             self._memory.stop_sent.pop(submission_id, None)
             logger.warning("stopping %s: %s", submission_id, error, extra={"action": "stop_unanswered"})
-
-    async def _prepare(self) -> None:
-        try:
-            await self._launcher.prepare()
-        except LauncherUnavailable:
-            self._is_prepared = False
 
     def _remember(self, plan: Plan, situation: Situation, now: float) -> None:
         memory = self._memory

@@ -3,10 +3,12 @@
 `reconcile` says which attempts are over, `retry_policy` what becomes of their runs, `scheduler` what starts next.
 """
 
+import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Final
 
 from muonscope.contract.attempts import Failure
@@ -17,12 +19,15 @@ from service.controller.reconcile import CloseAttempt, LiveAttempt, StopJob, rec
 from service.controller.retry_policy import RetryPolicy, backoff_s, retry_reason
 from service.controller.scheduler import Capacity, QueuedRun, RunningRun, decide_starts
 from service.controller.transitions import LEGAL
+from service.errors import ServiceError
 from service.settings import Settings
 from service.store.attempts import AttemptRepository
 from service.store.models import Attempt, Run
 from service.store.runs import RunRepository
 from service.store.session import Session
 from service.store.types import read_clock
+
+logger = logging.getLogger(__name__)
 
 WHO: Final = "controller"
 # How deep one tick looks into the queue: what lies further back cannot start before what lies here.
@@ -103,8 +108,9 @@ class Planner:
             if isinstance(action, StopJob):
                 plan.stops[action.submission_id] = action.why
             else:
-                self._close(session, rows[action.submission_id], action)
-                plan.changed = True
+                plan.changed |= self._attempted(
+                    session, action.submission_id, partial(self._close, session, rows[action.submission_id], action)
+                )
 
     def _extend_leases(self, session: Session, rows: Mapping[str, Attempt]) -> None:
         attempts, now = AttemptRepository(session), read_clock(session)
@@ -142,7 +148,7 @@ class Planner:
         )
         by_id = {run.id: run for run in queue}
         for run_id in schedule.start:
-            self._start(session, by_id[run_id], plan)
+            self._attempted(session, by_id[run_id].uid, partial(self._start, session, by_id[run_id], plan))
         for run_id, reason in schedule.waiting.items():
             plan.changed |= by_id[run_id].waiting_reason != reason
             runs.set_waiting_reason(by_id[run_id], reason)
@@ -165,6 +171,16 @@ class Planner:
             pause_s=pause,
             attempts=len(run.attempts),
         )
+
+    def _attempted(self, session: Session, name: str, change: Callable[[], None]) -> bool:
+        """Make one change under a savepoint: a row that refuses it must not keep all others from theirs."""
+        try:
+            with session.begin_nested():
+                change()
+        except ServiceError as error:
+            logger.error("%s: %s", name, error, extra={"action": "change_refused"})
+            return False
+        return True
 
     def _start(self, session: Session, run: Run, plan: Plan) -> None:
         token = new_enrolment_token()

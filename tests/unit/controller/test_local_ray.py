@@ -1,0 +1,100 @@
+"""What of the local Ray can be decided without one."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from service.controller.local_ray import (
+    HEAD_ID_VARIABLE,
+    Head,
+    LocalRay,
+    end_head,
+    find_processes,
+    free_ports,
+    session_folder,
+)
+from service.controller.worker_environment import count_real_gpus, worker_environment
+from service.settings import Settings
+
+SOCKET_NAME = "/session_2026-11-29_16-30-04_016005_4194304/sockets/plasma_store"
+
+
+def test_a_short_home_keeps_rays_sessions_inside() -> None:
+    assert session_folder(Path("/home/ada/.muonscope/ray")) == Path("/home/ada/.muonscope/ray/sessions")
+
+
+def test_a_long_home_moves_rays_sessions_where_their_sockets_fit() -> None:
+    deep = Path("/home/ada") / ("projects/" * 12) / "ray"
+    folder = session_folder(deep)
+    assert len(str(folder) + SOCKET_NAME) <= 107
+    assert session_folder(deep) == folder
+    assert session_folder(deep.parent / "other") != folder
+
+
+def test_free_ports_are_distinct() -> None:
+    assert len(set(free_ports(20))) == 20
+
+
+def test_a_head_without_its_processes_is_dead() -> None:
+    born = psutil.Process().create_time()
+    alive = {role: [float(os.getpid()), born] for role in ("gcs", "raylet", "dashboard")}
+    assert Head("x", "http://127.0.0.1:1", 2, alive).is_alive()
+    assert not Head("x", "http://127.0.0.1:1", 2, {}).is_alive()
+    # The same pid born at another time is another process.
+    reused = {**alive, "gcs": [float(os.getpid()), born - 1000]}
+    assert not Head("x", "http://127.0.0.1:1", 2, reused).is_alive()
+
+
+def test_ending_a_head_takes_its_descendants_and_nobody_else() -> None:
+    sleep = "import time; time.sleep(60)"
+    script = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', '{sleep}'], env={{}}); {sleep}"
+    ours = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, HEAD_ID_VARIABLE: "test-head-1"})
+    other = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"], env={**os.environ, HEAD_ID_VARIABLE: "test-head-2"}
+    )
+    try:
+        deadline = time.monotonic() + 20
+        while len(find_processes("test-head-1")) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert len(find_processes("test-head-1")) == 2
+        end_head("test-head-1")
+        assert not psutil.pid_exists(ours.pid)
+        assert find_processes("test-head-1") == []
+        assert other.poll() is None
+    finally:
+        for process in (ours, other):
+            process.kill()
+            process.wait()
+
+
+def test_the_heads_environment_has_no_setting_of_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUONSCOPE_DATABASE_URL", "postgresql://user:secret@host/db")
+    monkeypatch.setenv("RAY_ADDRESS", "somewhere:6379")
+    environment = LocalRay(Settings(home=tmp_path))._environment(Head("id", "http://127.0.0.1:1", 2))
+    assert "secret" not in str(environment)
+    assert "RAY_ADDRESS" not in environment
+    assert environment["RAY_AUTH_MODE"] == "token"
+    assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(Path(__file__).parents[3])
+
+
+def test_rays_token_is_made_once_and_readable_by_us_alone(tmp_path: Path) -> None:
+    local = LocalRay(Settings(home=tmp_path))
+    token = local._make_token()
+    assert local._make_token() == token
+    assert (tmp_path / "ray" / "auth_token").stat().st_mode & 0o777 == 0o600
+
+
+def test_processors_get_one_thread_a_rank_and_gpus_do_not() -> None:
+    assert worker_environment(has_gpus=False)["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in worker_environment(has_gpus=True)
+
+
+@pytest.mark.parametrize(("visible", "count"), [("", 0), ("-1", 0), ("0", 1), ("0,3", 2)])
+def test_visible_devices_say_how_many_gpus_there_are(visible: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert count_real_gpus() == count

@@ -1,0 +1,372 @@
+"""Ticks against a cluster in memory and a real SQLite store."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+import pytest
+
+from muonscope.contract.status import AttemptStatus, FailureKind, RunStatus
+from service.controller.launcher import Job, JobStatus
+from service.store.attempts import AttemptRepository
+from service.store.runs import RunRepository
+from tests.unit.controller.conftest import OWNER, Desk
+
+
+def first_attempt(uid: str) -> str:
+    return f"run-{uid}-a1"
+
+
+def expire_lease(desk: Desk, submission_id: str) -> None:
+    with desk.database.write() as session:
+        attempts = AttemptRepository(session)
+        attempts.extend_lease(attempts.get(submission_id), lease_s=-1)
+
+
+# -- starting --------------------------------------------------------------------------------------------------------
+
+
+def test_a_queued_run_becomes_one_job_with_a_one_use_token(desk: Desk) -> None:
+    uid = desk.submit(world_size=2)
+    desk.tick()
+    request = desk.launcher.requests[first_attempt(uid)]
+    attempt = desk.run(uid).attempts[0]
+    assert desk.status(uid) is RunStatus.PENDING
+    assert request.controller_url == "http://127.0.0.1:8800"
+    assert len(request.enrolment_token) >= 40
+    assert request.enrolment_token not in repr(request)
+    assert request.enrolment_token not in attempt.enrolment_token_hash
+
+
+def test_the_phases_before_the_driver_are_recorded(desk: Desk) -> None:
+    uid = desk.submit()
+    desk.tick(2)
+    phases = desk.run(uid).attempts[0].phases
+    assert phases["submitted"] <= phases["job_submitted"] <= time.time() + 1
+
+
+def test_runs_that_do_not_fit_wait_and_say_why(desk: Desk) -> None:
+    first, second = desk.submit(world_size=2), desk.submit(world_size=2)
+    desk.tick()
+    assert desk.status(first) is RunStatus.PENDING
+    assert desk.run(second).waiting_reason == "needs 2 GPUs, 0 free"
+
+
+def test_the_next_run_starts_in_the_tick_after_an_outcome(desk: Desk) -> None:
+    first, second = desk.submit(world_size=2), desk.submit(world_size=2)
+    desk.tick()
+    desk.enrol(first_attempt(first))
+    desk.report(first_attempt(first), AttemptStatus.SUCCEEDED)
+    desk.tick()
+    assert desk.status(first) is RunStatus.SUCCEEDED
+    assert desk.status(second) is RunStatus.PENDING
+
+
+def test_gpus_of_others_on_the_cluster_are_left_alone(desk: Desk) -> None:
+    desk.launcher.gpus_used = 1.0
+    uid = desk.submit(world_size=2)
+    desk.tick()
+    assert desk.run(uid).waiting_reason == "needs 2 GPUs, 1 free"
+
+
+def test_a_repeated_tick_changes_nothing(desk: Desk) -> None:
+    uid = desk.submit()
+    desk.tick(2)
+    before = desk.run(uid).revision, desk.events(uid)
+    desk.tick(5)
+    assert (desk.run(uid).revision, desk.events(uid)) == before
+
+
+# -- ends that nobody reported ---------------------------------------------------------------------------------------
+
+
+def test_a_job_that_dies_without_an_outcome_gets_another_attempt(desk: Desk) -> None:
+    uid = desk.submit()
+    desk.tick()
+    desk.enrol(first_attempt(uid))
+    desk.launcher.end(first_attempt(uid), JobStatus.FAILED, exit_code=-9)
+    desk.tick()
+    assert desk.attempt_statuses(uid) == [AttemptStatus.FAILED, AttemptStatus.PENDING]
+    assert desk.run(uid).attempts[0].failure_kind is FailureKind.WORKER_DIED
+
+
+def test_attempts_end_after_their_number_and_the_run_has_failed(desk: Desk) -> None:
+    uid = desk.submit()
+    for number in (1, 2, 3):
+        desk.tick()
+        desk.launcher.end(f"run-{uid}-a{number}", JobStatus.FAILED, exit_code=1, message="boom")
+    desk.tick()
+    run = desk.run(uid)
+    assert run.status is RunStatus.FAILED
+    assert run.failure_kind is FailureKind.SETUP_FAILED
+    assert len(run.attempts) == 3
+
+
+def test_the_pause_before_a_retry_is_kept(make_desk: Callable[..., Desk]) -> None:
+    desk = make_desk(retry_backoff_s=60.0)
+    uid = desk.submit()
+    desk.tick()
+    desk.launcher.end(first_attempt(uid), JobStatus.FAILED)
+    desk.tick(3)
+    assert desk.status(uid) is RunStatus.QUEUED
+    assert desk.run(uid).waiting_reason == "pauses before attempt 2"
+
+
+def test_a_verdict_bearing_death_is_final(desk: Desk) -> None:
+    uid = desk.submit()
+    desk.tick()
+    desk.enrol(first_attempt(uid))
+    desk.report(first_attempt(uid), AttemptStatus.FAILED, FailureKind.LOSS_SCALE_EXHAUSTED)
+    desk.tick()
+    assert desk.status(uid) is RunStatus.FAILED
+    assert len(desk.run(uid).attempts) == 1
+
+
+def test_a_refused_job_is_retried_and_then_fails_with_rays_words(make_desk: Callable[..., Desk]) -> None:
+    desk = make_desk(max_attempts=2)
+    desk.launcher.refusal = "no such interpreter"
+    uid = desk.submit()
+    desk.tick(4)
+    run = desk.run(uid)
+    assert run.status is RunStatus.FAILED
+    assert run.failure_message == "no such interpreter"
+    assert len(run.attempts) == 2
+
+
+def test_a_restarted_cluster_loses_the_attempt_and_not_the_run(desk: Desk) -> None:
+    uid = desk.submit()
+    desk.tick()
+    desk.enrol(first_attempt(uid))
+    desk.launcher.forget_all()
+    desk.tick()
+    assert desk.attempt_statuses(uid) == [AttemptStatus.LOST, AttemptStatus.PENDING]
+
+
+def test_a_silent_worker_group_is_ended_and_its_job_stopped(desk: Desk) -> None:
+    uid = desk.submit()
+    desk.tick()
+    desk.enrol(first_attempt(uid))
+    desk.tick()
+    expire_lease(desk, first_attempt(uid))
+    desk.tick()
+    assert desk.launcher.stopped == [first_attempt(uid)]
+    assert desk.run(uid).attempts[0].failure_kind is FailureKind.WORKER_STALLED
+
+
+def test_leases_that_ran_out_while_the_controller_was_away_are_extended(desk: Desk) -> None:
+    uid = desk.submit()
+    desk.tick()
+    desk.enrol(first_attempt(uid))
+    expire_lease(desk, first_attempt(uid))
+    desk.restart()
+    desk.tick()
+    assert desk.attempt_statuses(uid) == [AttemptStatus.RUNNING]
+    assert desk.launcher.stopped == []
+
+
+# -- the cluster away ------------------------------------------------------------------------------------------------
+
+
+def test_nothing_starts_and_nothing_is_lost_while_the_cluster_is_away(desk: Desk) -> None:
+    running = desk.submit()
+    desk.tick()
+    desk.enrol(first_attempt(running))
+    desk.launcher.is_reachable = False
+    queued = desk.submit()
+    desk.tick(3)
+    assert desk.status(running) is RunStatus.RUNNING
+    assert desk.run(queued).waiting_reason == "the Ray cluster is not reachable"
+    assert desk.loop.problems == ["the cluster is away"]
+    desk.launcher.is_reachable = True
+    desk.tick()
+    assert desk.status(queued) is RunStatus.PENDING
+    assert desk.loop.problems == []
+
+
+def test_an_answer_lost_on_the_way_is_no_second_job(desk: Desk) -> None:
+    desk.launcher.loses_answers = True
+    uid = desk.submit()
+    desk.tick(3)
+    assert desk.attempt_statuses(uid) == [AttemptStatus.PENDING]
+    assert list(desk.launcher.requests) == [first_attempt(uid)]
+
+
+# -- a controller that died ------------------------------------------------------------------------------------------
+
+
+def test_a_restarted_controller_adopts_what_runs(desk: Desk) -> None:
+    uid = desk.submit()
+    desk.tick()
+    desk.enrol(first_attempt(uid))
+    desk.restart()
+    desk.tick(2)
+    assert desk.attempt_statuses(uid) == [AttemptStatus.RUNNING]
+    desk.report(first_attempt(uid), AttemptStatus.SUCCEEDED)
+    assert desk.status(uid) is RunStatus.SUCCEEDED
+
+
+def test_a_controller_killed_between_commit_and_submission_submits_anew(desk: Desk) -> None:
+    uid = desk.submit()
+
+    async def decide_only() -> None:
+        desk.loop._act = lambda plan: None  # type: ignore[method-assign]
+        await desk.loop.tick()
+
+    asyncio.run(decide_only())
+    assert desk.launcher.requests == {}
+    desk.restart()
+    desk.tick(2)
+    assert desk.attempt_statuses(uid) == [AttemptStatus.LOST, AttemptStatus.PENDING]
+    assert list(desk.launcher.requests) == [f"run-{uid}-a2"]
+
+
+# -- stopping --------------------------------------------------------------------------------------------------------
+
+
+def test_a_stop_reaches_the_job_in_the_next_tick(desk: Desk) -> None:
+    uid = desk.submit()
+    desk.tick()
+    desk.enrol(first_attempt(uid))
+    desk.request_stop(uid)
+    desk.tick()
+    assert desk.launcher.stopped == [first_attempt(uid)]
+    assert desk.status(uid) is RunStatus.RUNNING
+
+
+def test_a_stop_is_not_repeated_at_every_tick(desk: Desk) -> None:
+    uid = desk.submit()
+    desk.tick()
+    desk.request_stop(uid)
+    desk.tick(5)
+    assert desk.launcher.stopped == [first_attempt(uid)]
+    desk.pass_time(3.0)
+    desk.tick()
+    assert desk.launcher.stopped == [first_attempt(uid)] * 2
+
+
+def test_a_driver_that_reports_its_stop_closes_the_run(desk: Desk) -> None:
+    uid = desk.submit()
+    desk.tick()
+    desk.enrol(first_attempt(uid))
+    desk.request_stop(uid)
+    desk.tick()
+    desk.report(first_attempt(uid), AttemptStatus.STOPPED)
+    desk.launcher.end(first_attempt(uid), JobStatus.STOPPED)
+    desk.tick()
+    assert desk.status(uid) is RunStatus.STOPPED
+
+
+def test_a_driver_that_never_answers_is_closed_after_its_grace(desk: Desk) -> None:
+    uid = desk.submit()
+    desk.tick()
+    desk.enrol(first_attempt(uid))
+    desk.request_stop(uid)
+    desk.tick()
+    desk.pass_time(desk.settings.stop_grace_s - 0.1)
+    desk.tick()
+    assert desk.status(uid) is RunStatus.RUNNING
+    desk.pass_time(0.2)
+    desk.tick()
+    assert desk.status(uid) is RunStatus.STOPPED
+    assert desk.attempt_statuses(uid) == [AttemptStatus.STOPPED]
+
+
+def test_a_job_stopped_from_outside_is_a_stopped_run(desk: Desk) -> None:
+    uid = desk.submit()
+    desk.tick()
+    desk.launcher.end(first_attempt(uid), JobStatus.STOPPED)
+    desk.tick()
+    assert desk.status(uid) is RunStatus.STOPPED
+
+
+# -- orphans ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_orphaned_job_is_stopped_on_the_second_look(desk: Desk) -> None:
+    desk.launcher.rows["run-zz-a1"] = Job("run-zz-a1", JobStatus.RUNNING, owner=OWNER)
+    desk.tick()
+    assert desk.launcher.stopped == []
+    desk.pass_time(11)
+    desk.tick()
+    assert desk.launcher.stopped == ["run-zz-a1"]
+
+
+def test_another_services_jobs_are_left_alone(desk: Desk) -> None:
+    desk.launcher.rows["run-zz-a1"] = Job("run-zz-a1", JobStatus.RUNNING, owner="another-store")
+    for _ in range(3):
+        desk.tick()
+        desk.pass_time(11)
+    assert desk.launcher.stopped == []
+
+
+# -- the loop itself -------------------------------------------------------------------------------------------------
+
+
+def test_a_wake_is_answered_at_once_and_not_at_the_next_interval(make_desk: Callable[..., Desk]) -> None:
+    desk = make_desk(tick_s=30.0)
+
+    async def submit_and_wait() -> float:
+        desk.loop.start()
+        await asyncio.sleep(0.3)
+        uid = await asyncio.to_thread(desk.submit)
+        began = time.monotonic()
+        await asyncio.to_thread(desk.loop.wake)
+        while first_attempt(uid) not in desk.launcher.requests:
+            assert time.monotonic() - began < 10
+            await asyncio.sleep(0.005)
+        took = time.monotonic() - began
+        await desk.loop.stop()
+        return took
+
+    assert asyncio.run(submit_and_wait()) < 5.0
+
+
+def test_a_failing_tick_is_logged_and_survived(
+    make_desk: Callable[..., Desk], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = make_desk(tick_s=0.05)
+    uid = desk.submit()
+    failures = iter([OSError("the disk is full")])
+    real = desk.loop._decide
+
+    def fail_once(situation: object) -> object:
+        for error in failures:
+            raise error
+        return real(situation)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(desk.loop, "_decide", fail_once)
+
+    async def run() -> None:
+        desk.loop.start()
+        for _ in range(200):
+            await asyncio.sleep(0.02)
+            if first_attempt(uid) in desk.launcher.requests:
+                break
+        await desk.loop.stop()
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(run())
+    assert desk.status(uid) is RunStatus.PENDING
+    assert [record.action for record in caplog.records] == ["tick_failed"]  # type: ignore[attr-defined]
+
+
+def test_a_first_job_finds_the_cluster_prepared(desk: Desk) -> None:
+    desk.tick(3)
+    assert desk.launcher.prepared == 1
+
+
+def test_a_row_that_refuses_its_change_does_not_keep_others_from_theirs(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd = desk.submit()
+    desk.tick()
+    with desk.database.write() as session:
+        # A state that no code of ours writes: queued, with a live attempt.
+        run = RunRepository(session).get(odd)
+        run.status = RunStatus.QUEUED
+    sound = desk.submit()
+    desk.tick()
+    assert desk.status(sound) is RunStatus.PENDING
+    assert desk.status(odd) is RunStatus.QUEUED
+    assert {record.action for record in caplog.records if record.levelname == "ERROR"} == {"change_refused"}  # type: ignore[attr-defined]

@@ -1,0 +1,176 @@
+"""The translation between our Launcher protocol and Ray's REST API, over an injected transport."""
+
+import asyncio
+import json
+import shlex
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import httpx
+import pytest
+
+from service.controller.launcher import Job, JobRefused, JobRequest, JobStatus, LauncherUnavailable
+from service.controller.ray_launcher import RayLauncher, entrypoint
+
+T = TypeVar("T")
+Handler = Callable[[httpx.Request], httpx.Response]
+REQUEST = JobRequest("run-abc-a1", "store-1", "http://127.0.0.1:8800", "a secret; $(touch /tmp/x)")
+
+
+def launcher(handler: Handler, **options: Any) -> RayLauncher:
+    values: dict[str, Any] = {"token": lambda: "ray-token", "python": "/usr/bin/python3", **options}
+    return RayLauncher(lambda: "http://ray:8265/", transport=httpx.MockTransport(handler), **values)
+
+
+def call(one: RayLauncher, work: Callable[[RayLauncher], Any]) -> Any:
+    async def run() -> Any:
+        try:
+            return await work(one)
+        finally:
+            await one.close()
+
+    return asyncio.run(run())
+
+
+def test_a_job_is_submitted_with_its_id_owner_and_nothing_secret_in_its_environment() -> None:
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, json={"submission_id": "run-abc-a1"})
+
+    call(launcher(answer, environment={"OMP_NUM_THREADS": "1"}), lambda one: one.submit(REQUEST))
+    body = json.loads(seen[0].content)
+    assert seen[0].headers["authorization"] == "Bearer ray-token"
+    assert body["submission_id"] == "run-abc-a1"
+    assert body["metadata"] == {"muonscope_store": "store-1"}
+    assert body["runtime_env"] == {"env_vars": {"OMP_NUM_THREADS": "1"}}
+
+
+def test_a_job_without_variables_has_no_runtime_environment() -> None:
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, json={})
+
+    call(launcher(answer), lambda one: one.submit(REQUEST))
+    assert "runtime_env" not in json.loads(seen[0].content)
+
+
+def test_the_command_line_is_words_and_never_shell() -> None:
+    words = shlex.split(entrypoint("/opt/my python/bin/python", REQUEST))
+    assert words == [
+        "exec", "/opt/my python/bin/python", "-m", "workers.driver",
+        "--controller", "http://127.0.0.1:8800", "--attempt", "run-abc-a1",
+        "--enrolment-token", "a secret; $(touch /tmp/x)",
+    ]  # fmt: skip
+
+
+def test_a_job_that_exists_already_counts_as_submitted() -> None:
+    text = "ValueError: Job with submission_id run-abc-a1 already exists."
+    call(launcher(lambda _: httpx.Response(400, text=text)), lambda one: one.submit(REQUEST))
+
+
+def test_a_refused_job_carries_rays_words() -> None:
+    with pytest.raises(JobRefused, match="bad entrypoint"):
+        call(launcher(lambda _: httpx.Response(400, text="bad entrypoint")), lambda one: one.submit(REQUEST))
+
+
+@pytest.mark.parametrize("status", [401, 403, 500, 503])
+def test_a_cluster_that_cannot_answer_is_unavailable_and_refuses_nothing(status: int) -> None:
+    with pytest.raises(LauncherUnavailable):
+        call(launcher(lambda _: httpx.Response(status)), lambda one: one.submit(REQUEST))
+
+
+def test_a_broken_connection_is_unavailable() -> None:
+    def fail(_: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    with pytest.raises(LauncherUnavailable, match="does not answer"):
+        call(launcher(fail), lambda one: one.jobs(["run-abc-a1"]))
+
+
+def test_no_address_yet_is_unavailable() -> None:
+    starting = RayLauncher(lambda: None)
+    with pytest.raises(LauncherUnavailable, match="starting"):
+        call(starting, lambda one: one.resources())
+
+
+def test_an_answer_that_is_not_json_is_unavailable() -> None:
+    with pytest.raises(LauncherUnavailable, match="not JSON"):
+        call(launcher(lambda _: httpx.Response(200, text="<html>")), lambda one: one.active_jobs())
+
+
+def test_jobs_come_back_in_our_words_and_unknown_ones_not_at_all() -> None:
+    row = {
+        "submission_id": "run-abc-a1", "status": "FAILED", "message": "exit 1", "driver_exit_code": 1,
+        "error_type": "JOB_ENTRYPOINT_COMMAND_ERROR", "metadata": {"muonscope_store": "s"},
+    }  # fmt: skip
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=row) if request.url.path.endswith("a1") else httpx.Response(404)
+
+    found = call(launcher(answer), lambda one: one.jobs(["run-abc-a1", "run-abc-a2"]))
+    assert found == {
+        "run-abc-a1": Job("run-abc-a1", JobStatus.FAILED, "s", "exit 1", "JOB_ENTRYPOINT_COMMAND_ERROR", 1)
+    }
+
+
+def test_active_jobs_are_those_of_our_form_that_have_not_ended() -> None:
+    rows = [
+        {"submission_id": "run-abc-a1", "status": "RUNNING", "metadata": None},
+        {"submission_id": "run-abc-a2", "status": "STOPPED"},
+        {"submission_id": "raysubmit_x", "status": "RUNNING"},
+        {"submission_id": None, "status": "RUNNING"},
+    ]
+    found = call(launcher(lambda _: httpx.Response(200, json=rows)), lambda one: one.active_jobs())
+    assert list(found) == ["run-abc-a1"]
+
+
+def test_resources_are_those_of_living_nodes_with_what_is_used() -> None:
+    nodes = {
+        "data": {"result": {"result": [
+            {"node_id": "aa", "node_ip": "10.0.0.1", "state": "ALIVE",
+             "resources_total": {"GPU": 8.0, "CPU": 16.0, "memory": 1e9}},
+            {"node_id": "bb", "node_ip": "10.0.0.2", "state": "DEAD", "resources_total": {"GPU": 8.0}},
+            {"node_id": "cc", "node_ip": "10.0.0.3", "state": "ALIVE", "resources_total": {"CPU": 4.0}},
+        ]}}
+    }  # fmt: skip
+    status = {"data": {"clusterStatus": {"loadMetricsReport": {"usageByNode": {"aa": {"GPU": [3.0, 8.0]}}}}}}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=nodes if request.url.path == "/api/v0/nodes" else status)
+
+    found = call(launcher(answer), lambda one: one.resources())
+    assert (found.gpus, found.gpus_used) == (8.0, 3.0)
+    assert [node.id for node in found.nodes] == ["aa", "cc"]
+
+
+def test_a_cluster_that_says_nothing_of_its_use_is_taken_as_unused() -> None:
+    found = call(launcher(lambda _: httpx.Response(200, json={"data": None})), lambda one: one.resources())
+    assert (found.gpus, found.gpus_used) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("status", [200, 404])
+def test_stopping_what_runs_or_is_gone_is_fine(status: int) -> None:
+    call(launcher(lambda _: httpx.Response(status, json={})), lambda one: one.stop("run-abc-a1"))
+
+
+def test_logs_of_an_unknown_job_are_none() -> None:
+    assert call(launcher(lambda _: httpx.Response(404)), lambda one: one.logs("run-abc-a1")) is None
+
+
+def test_preparing_wakes_the_heads_agent() -> None:
+    seen: list[str] = []
+    summary = [
+        {"ip": "10.0.0.1", "raylet": {"isHeadNode": True, "dashboardAgentListenPort": 5000}},
+        {"ip": "10.0.0.2", "raylet": {"isHeadNode": False, "dashboardAgentListenPort": 5001}},
+    ]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(str(request.url))
+        return httpx.Response(200, json={"data": {"summary": summary}})
+
+    call(launcher(answer), lambda one: one.prepare())
+    assert [url for url in seen if "job_agent" in url] == ["http://10.0.0.1:5000/api/job_agent/jobs/warm-up/logs"]

@@ -1,0 +1,150 @@
+"""What starts now and why the rest waits."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.controller.scheduler import (
+    Capacity,
+    QueuedRun,
+    RunningRun,
+    Schedule,
+    decide_starts,
+    effective_priority,
+)
+
+AGING_S = 600.0
+
+
+def schedule(queued: list[QueuedRun], running: list[RunningRun], gpus: float, *, foreign: float = 0.0) -> Schedule:
+    return decide_starts(queued, running, Capacity(gpus, foreign), aging_s=AGING_S)
+
+
+def test_runs_start_in_the_order_of_submission_while_they_fit() -> None:
+    found = schedule([QueuedRun(2, 1), QueuedRun(1, 1), QueuedRun(3, 1)], [], 2)
+    assert found.start == (1, 2)
+    assert found.waiting == {3: "needs 1 GPU, 0 free"}
+
+
+def test_a_higher_priority_starts_first() -> None:
+    assert schedule([QueuedRun(1, 2), QueuedRun(2, 2, priority=1)], [], 2).start == (2,)
+
+
+def test_waiting_raises_a_run_above_newer_ones_of_higher_priority() -> None:
+    old = QueuedRun(1, 2, priority=0, waited_s=3 * AGING_S)
+    assert schedule([old, QueuedRun(2, 2, priority=2)], [], 2).start == (1,)
+    # Counter-test: one point less of waiting, and priority wins.
+    young = QueuedRun(1, 2, priority=0, waited_s=AGING_S)
+    assert schedule([young, QueuedRun(2, 2, priority=2)], [], 2).start == (2,)
+
+
+def test_a_run_that_does_not_fit_says_what_it_needs() -> None:
+    found = schedule([QueuedRun(1, 4)], [RunningRun(0, 2)], 4)
+    assert found == Schedule((), {1: "needs 4 GPUs, 2 free"})
+
+
+def test_small_runs_do_not_pass_a_big_one_that_waits_for_its_gpus() -> None:
+    found = schedule([QueuedRun(1, 4), QueuedRun(2, 1)], [RunningRun(0, 2)], 4)
+    assert found.start == ()
+    assert found.waiting[2] == "waits for its turn"
+
+
+def test_gpus_the_head_of_the_line_will_not_need_stay_open() -> None:
+    found = schedule([QueuedRun(2, 8), QueuedRun(3, 1), QueuedRun(4, 1), QueuedRun(5, 1)], [RunningRun(1, 5)], 10)
+    assert found.start == (3, 4)
+    assert found.waiting == {2: "needs 8 GPUs, 5 free", 5: "waits for its turn"}
+
+
+def test_what_runs_behind_the_head_already_counts_against_the_open_gpus() -> None:
+    # Runs 3 and 4 started behind run 2; a third would make it wait for them.
+    running = [RunningRun(1, 5), RunningRun(3, 1), RunningRun(4, 1)]
+    assert schedule([QueuedRun(2, 8), QueuedRun(5, 1)], running, 10).start == ()
+
+
+def test_a_run_larger_than_the_cluster_holds_nobody_up() -> None:
+    found = schedule([QueuedRun(1, 9), QueuedRun(2, 1)], [], 8)
+    assert found.start == (2,)
+    assert found.waiting == {1: "needs 9 GPUs, the cluster has 8"}
+
+
+def test_a_pausing_run_holds_nobody_up() -> None:
+    found = schedule([QueuedRun(1, 2, pause_s=3.0, attempts=1), QueuedRun(2, 2)], [], 2)
+    assert found.start == (2,)
+    assert found.waiting == {1: "pauses before attempt 2"}
+
+
+def test_gpus_of_other_users_are_not_free() -> None:
+    assert schedule([QueuedRun(1, 2)], [], 2, foreign=1).waiting == {1: "needs 2 GPUs, 1 free"}
+
+
+def test_half_gpus_add_up() -> None:
+    assert schedule([QueuedRun(1, 2 * 0.5), QueuedRun(2, 10 * 0.1)], [], 2).start == (1, 2)
+
+
+def test_nothing_starts_while_the_cluster_is_away() -> None:
+    found = decide_starts([QueuedRun(1, 1)], [], None, aging_s=AGING_S)
+    assert found == Schedule((), {1: "the Ray cluster is not reachable"})
+
+
+def test_a_stream_of_small_runs_cannot_starve_a_big_one() -> None:
+    """One-GPU runs arrive for ever, two a round, each lasting three rounds; an 8-GPU run joins at round 5."""
+    running: dict[int, int] = {}
+    queue: dict[int, QueuedRun] = {}
+    next_id, big, started_at = 1, None, None
+    for round_ in range(60):
+        running = {run: left - 1 for run, left in running.items() if left > 1}
+        for _ in range(2):
+            queue[next_id] = QueuedRun(next_id, 1)
+            next_id += 1
+        if round_ == 5:
+            big, next_id = next_id, next_id + 1
+            queue[big] = QueuedRun(big, 8)
+        found = schedule(list(queue.values()), [RunningRun(run, 8 if run == big else 1) for run in running], 8)
+        for run in found.start:
+            del queue[run]
+            running[run] = 3
+            started_at = round_ if run == big else started_at
+    assert started_at is not None
+    assert started_at <= 9
+
+
+gpus = st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0, 8.0])
+queued_runs = st.lists(
+    st.builds(
+        QueuedRun,
+        id=st.integers(1, 10_000),
+        gpus=gpus,
+        priority=st.integers(-3, 3),
+        waited_s=st.floats(0, 5000),
+        pause_s=st.sampled_from([0.0, 0.0, 1.0]),
+    ),
+    max_size=20,
+    unique_by=lambda run: run.id,
+)
+running_runs = st.lists(
+    st.builds(RunningRun, id=st.integers(10_001, 20_000), gpus=gpus, priority=st.integers(-3, 3)), max_size=6
+)
+
+
+@given(queued_runs, running_runs, st.integers(0, 32))
+def test_gpus_are_never_promised_twice(queued: list[QueuedRun], running: list[RunningRun], total: int) -> None:
+    found = schedule(queued, running, total)
+    by_id = {run.id: run for run in queued}
+    held = sum(run.gpus for run in running)
+    assert not found.start or held + sum(by_id[run].gpus for run in found.start) <= total + 1e-6
+
+
+@given(queued_runs, running_runs, st.integers(0, 32))
+def test_every_queued_run_starts_or_says_why_not(
+    queued: list[QueuedRun], running: list[RunningRun], total: int
+) -> None:
+    found = schedule(queued, running, total)
+    assert {*found.start, *found.waiting} == {run.id for run in queued}
+    assert not set(found.start) & set(found.waiting)
+    assert all(found.waiting.values())
+
+
+@given(queued_runs, st.integers(8, 32))
+def test_an_idle_cluster_starts_the_first_run_in_line(queued: list[QueuedRun], total: int) -> None:
+    ready = [run for run in queued if run.pause_s == 0]
+    first = min(ready, key=lambda run: (-effective_priority(run.priority, run.waited_s, AGING_S), run.id), default=None)
+    assert first is None or first.id in schedule(queued, [], total).start

@@ -1,0 +1,38 @@
+"""The service as users meet it: uvicorn on a real socket, SQLite, and a cluster in memory."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from service.app import create_app
+from service.serve import Server, bind
+from service.settings import Settings
+from tests.unit.controller.fakes import FakeLauncher
+
+
+@contextmanager
+def serving(home: Path, launcher: FakeLauncher, **overrides: Any) -> Iterator[httpx.Client]:
+    """Serve for the block; give a client of it."""
+    listener = bind("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    settings = Settings(**{"home": home, "tick_s": 0.2, "port": port, **overrides})
+    server = Server(create_app(settings, launcher))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False) as client:
+            deadline = time.monotonic() + 20
+            while not server.started or client.get("/readyz").status_code != 200:
+                assert thread.is_alive()
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+            yield client
+    finally:
+        server.end()
+        thread.join(20)
+        assert not thread.is_alive()
