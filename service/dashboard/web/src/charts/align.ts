@@ -11,7 +11,7 @@ export function align(lines: readonly Line[]): { x: number[]; ys: Aligned[] } {
   const x = unionOf(lines.map((line) => line.x));
   const ys = lines.map((line) => {
     if (line.x.length === x.length) return [...line.y];
-    const aligned: Aligned = new Array<undefined>(x.length);
+    const aligned: Aligned = new Array<undefined>(x.length).fill(undefined);
     let from = 0;
     x.forEach((step, index) => {
       while (from < line.x.length && (line.x[from] as number) < step) from += 1;

@@ -37,7 +37,7 @@ export function formatScalar(value: number | null | undefined, digits = 4): stri
     text = `${mantissa}e${Number(exponent)}`;
   } else {
     const whole = Math.floor(Math.log10(size)) + 1;
-    text = value.toFixed(Math.max(0, Math.min(6, digits - Math.max(whole, 1))));
+    text = value.toFixed(Math.max(0, Math.min(6, size < 1 ? digits - 1 - whole : digits - whole)));
     if (size >= 10_000) text = integers.format(Number(text));
   }
   return text.replaceAll("-", MINUS);

@@ -4,7 +4,7 @@ import { useEffect, useMemo, useRef, useState, type PointerEvent } from "react";
 
 import { requestJson, runPath, withQuery } from "../../api/client.ts";
 import { useResource } from "../../api/resource.ts";
-import type { Parameter, Run, WireNumber } from "../../api/types.ts";
+import type { Parameter, ParameterSteps, Run } from "../../api/types.ts";
 import { binNorms, heatColumns, onsetOf, shader, type HeatColumns, type HeatRow } from "../../charts/heat.ts";
 import { cssColour } from "../../charts/paint.ts";
 import { Scalar } from "../../components/marks.tsx";
@@ -16,12 +16,7 @@ const ROW = 20;
 const MOST_COLUMNS = 600;
 const MOST_ROWS = 200;
 const PARALLEL = 4;
-const PAGE = 1000;
-
-interface NormPage {
-  steps: { step: number; momentum_norm: WireNumber | null }[];
-  next_start?: number | null;
-}
+const PAGE = 20_000;
 
 interface Norms {
   steps: number[];
@@ -33,12 +28,12 @@ async function readNorms(id: string, index: number, signal: AbortSignal): Promis
   let start: number | null = 0;
   while (start !== null) {
     const path: string = withQuery(runPath(id, "parameters", index, "steps"), { start, limit: PAGE });
-    const page: NormPage = await requestJson<NormPage>(path, { signal });
+    const page: ParameterSteps = await requestJson<ParameterSteps>(path, { signal });
     for (const { step, momentum_norm: norm } of page.steps) {
       found.steps.push(step);
       found.norms.push(toNumber(norm));
     }
-    start = page.next_start ?? null;
+    start = page.next_start;
   }
   return found;
 }

@@ -111,7 +111,7 @@ export function RunsPage() {
     <main className="page runs-page" id="main" tabIndex={-1}>
       <div className="row wrap-row">
         <h1 className="h1">Runs</h1>
-        <span className="ink-3 num beside-h1">{list.isLoading ? "" : countText(list.runs.length, list.hasMore, list.total)}</span>
+        <span className="ink-3 num beside-h1">{list.isLoading ? "" : countText(list.runs.length, list.hasMore)}</span>
         <span className="grow" />
         <Segments label="Which runs" options={SEGMENTS} value={segment} onChange={setSegment} />
       </div>
@@ -208,9 +208,8 @@ export function RunsPage() {
   );
 }
 
-function countText(loaded: number, hasMore: boolean, total: number | null): string {
-  if (total !== null) return `${loaded.toLocaleString("en-US")} of ${total.toLocaleString("en-US")}`;
-  return hasMore ? `first ${loaded.toLocaleString("en-US")}` : plural(loaded, "run");
+function countText(loaded: number, hasMore: boolean): string {
+  return hasMore ? `the first ${loaded.toLocaleString("en-US")}` : plural(loaded, "run");
 }
 
 function RunsBody(props: { list: ReturnType<typeof useRunList>; hasFilter: boolean; children: React.ReactNode }) {

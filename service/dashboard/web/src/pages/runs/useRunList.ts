@@ -11,6 +11,7 @@ import { requestJson, withQuery, type ApiError } from "../../api/client.ts";
 import { live } from "../../api/live.ts";
 import { asApiError } from "../../api/resource.ts";
 import type { Run, RunPage } from "../../api/types.ts";
+import { mergeHead, replaceRuns } from "./runList.ts";
 
 const PAGE = 100;
 const FLUSH_MS = 100;
@@ -19,7 +20,6 @@ const REREAD_MS = 1000;
 export interface RunList {
   runs: readonly Run[];
   hasMore: boolean;
-  total: number | null;
   isLoading: boolean;
   error: ApiError | null;
   loadMore: () => void;
@@ -30,32 +30,12 @@ interface State {
   key: string;
   runs: Run[];
   cursor: string | null;
-  total: number | null;
   error: ApiError | null;
-}
-
-/** Put a fresh first page before the rest of what is loaded, in the page's order and without repeats. */
-export function mergeHead(head: readonly Run[], loaded: readonly Run[]): Run[] {
-  const ids = new Set(head.map((run) => run.id));
-  return [...head, ...loaded.slice(head.length).filter((run) => !ids.has(run.id))];
-}
-
-/** Replace the rows that changed; the same array when none is on the list. */
-export function replaceRuns(runs: Run[], changed: ReadonlyMap<string, Run>): Run[] {
-  let next: Run[] | null = null;
-  runs.forEach((run, index) => {
-    const fresh = changed.get(run.id);
-    if (fresh) {
-      next ??= [...runs];
-      next[index] = fresh;
-    }
-  });
-  return next ?? runs;
 }
 
 export function useRunList(query: string, sort: string): RunList {
   const key = `${sort} ${query}`;
-  const [state, setState] = useState<State>({ key: "", runs: [], cursor: null, total: null, error: null });
+  const [state, setState] = useState<State>({ key: "", runs: [], cursor: null, error: null });
   const latest = useRef(state);
   latest.current = state;
   const loadingMore = useRef<string | null>(null);
@@ -65,12 +45,11 @@ export function useRunList(query: string, sort: string): RunList {
       try {
         const page = await requestJson<RunPage>(withQuery("/runs", { q: query, sort, limit: PAGE }), { signal });
         setState((before) => {
-          const tail = keepTail && before.key === key && before.runs.length > page.runs.length;
+          const tail = keepTail && before.key === key && page.next_cursor !== null && before.runs.length > page.runs.length;
           return {
             key,
             runs: tail ? mergeHead(page.runs, before.runs) : page.runs,
             cursor: tail ? before.cursor : page.next_cursor,
-            total: page.total ?? null,
             error: null,
           };
         });
@@ -141,7 +120,6 @@ export function useRunList(query: string, sort: string): RunList {
   return {
     runs: state.runs,
     hasMore: state.cursor !== null,
-    total: state.total,
     isLoading: state.key === "",
     error: state.key === key ? state.error : null,
     loadMore,
