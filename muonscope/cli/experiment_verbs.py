@@ -31,6 +31,9 @@ def run(
     text: Annotated[
         str | None, typer.Option(metavar="PATH", help="For byte-gpt: train on this file or folder of your own.")
     ] = None,
+    gpus_per_rank: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="0.5 puts two ranks on one GPU; by default each has its own.")
+    ] = None,
     keep_serving: Annotated[
         bool, typer.Option("--keep-serving", help="Leave the service up afterwards, until Ctrl-C.")
     ] = False,
@@ -45,7 +48,8 @@ def run(
     from muonscope.cli.service_process import service_for
 
     screen = Screen(as_json)
-    options: dict[str, Any] = {} if text is None else {"text": str(Path(text).absolute())}
+    given = {"text": None if text is None else str(Path(text).absolute()), "gpus_per_rank": gpus_per_rank}
+    options: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
     with sigterm_interrupts(), service_for(url, screen) as service:
         client = service.client
         finished = _follow(client, client.experiments.create_builtin(name, **options), screen)

@@ -41,14 +41,25 @@ def build(name: str, options: Mapping[str, Any]) -> Builtin:
             f"there is no built-in experiment {name[:100]!r}", field="builtin", value=name,
             remedy=f"use one of {', '.join(_BUILDERS)}",
         )  # fmt: skip
-    builder, known = _BUILDERS[name]
+    builder, own = _BUILDERS[name]
+    known = (*own, *_COMMON_OPTIONS)
     for option, value in options.items():
         if option not in known:
-            takes = f"it takes {', '.join(known)}" if known else "it takes none"
             raise InvalidInput(
-                f"{name} does not take the option {option}", field=option, value=value, remedy=f"remove it; {takes}"
-            )
-    return builder(name, options)
+                f"{name} does not take the option {option}", field=option, value=value,
+                remedy=f"remove it; it takes {', '.join(known)}",
+            )  # fmt: skip
+    return _with_resources(builder(name, options), options)
+
+
+def _with_resources(builtin: Builtin, options: Mapping[str, Any]) -> Builtin:
+    """Say what the runs stand on; it changes none of their numbers, so what is published still holds."""
+    share = options.get("gpus_per_rank")
+    if share is None:
+        return builtin
+    resources = {"resources": {"gpus_per_rank": share}}
+    cells = [Cell(cell.values, cell.spec | resources) for cell in builtin.cells]
+    return Builtin(builtin.name, builtin.base | resources, builtin.matrix, cells)
 
 
 def _thirty_step(name: str, _: Mapping[str, Any]) -> Builtin:
@@ -105,6 +116,7 @@ def _calm_boom(name: str, _: Mapping[str, Any]) -> Builtin:
     return Builtin(name, base, {}, [*theirs, *ours])
 
 
+_COMMON_OPTIONS: Final = ("gpus_per_rank",)
 _BUILDERS: Final[dict[str, tuple[Callable[[str, Mapping[str, Any]], Builtin], tuple[str, ...]]]] = {
     THIRTY_STEP: (_thirty_step, ()),
     BYTE_GPT: (_byte_gpt, ("text",)),
