@@ -35,7 +35,7 @@ class ExperimentIn(BaseModel):
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
 
     builtin: str | None = Field(None, max_length=100)
-    """thirty-step, byte-gpt or calm-boom. All take the option `gpus_per_rank`; byte-gpt also `text`, a file or folder."""
+    """thirty-step, byte-gpt or calm-boom. All take `gpus_per_rank`; byte-gpt also `text`, a file or folder."""
     name: str | None = Field(None, min_length=1, max_length=MAX_NAME_LENGTH)
     base: dict[str, Any] = Field(default_factory=dict)
     """What all runs share: a run spec, defaults left out."""
