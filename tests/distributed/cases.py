@@ -82,7 +82,10 @@ def train(
         **(extra or {}),
     )
     with muon_engine(
-        Stack(tuple(widths)), config, step_ordering=ordering, **{"lr": 0.05, "adam": {"lr": 1e-3}, **(settings or {})}
+        Stack(tuple(widths)),
+        config,
+        step_ordering=ordering,
+        **{"lr": 0.05, "adam": {"lr": 1e-3}, "iteration_dtype": torch.float32, **(settings or {})},
     ) as (engine, optimizer):
         initial = digest(full_weights(engine))
         for step in range(steps):
@@ -206,11 +209,11 @@ def gradient_accumulation(*, stage: int, gas: int, steps: int, implementation: s
     engine = _engine(model, config, implementation, ordering, lr=0.02, momentum=0.95)
     generator = torch.Generator().manual_seed(dist.get_rank() + 1)
     for _ in range(steps):
-        x, y = (torch.randn(per_rank, width, generator=generator) for _ in range(2))
+        x, y = (torch.randn(per_rank, width, generator=generator).to(engine.device) for _ in range(2))
         for x_part, y_part in zip(x.chunk(gas), y.chunk(gas), strict=True):
             engine.backward(functional.mse_loss(engine(x_part), y_part))
             engine_step(engine)
-    calls = torch.tensor([attachment_of(engine).ns_calls])
+    calls = torch.tensor([attachment_of(engine).ns_calls], device=engine.device)
     dist.all_reduce(calls)
     weights = [weight.tolist() for weight in full_weights(engine)]
     take_down(engine)
@@ -324,7 +327,9 @@ def _engine(
     model: torch.nn.Module, config: dict[str, Any], implementation: str, ordering: str, *, lr: float, momentum: float
 ) -> Any:
     if implementation == "muon_core":
-        optimizer = muon_core.build_optimizer(model, lr=lr, momentum=momentum, step_ordering=ordering)
+        optimizer = muon_core.build_optimizer(
+            model, lr=lr, momentum=momentum, step_ordering=ordering, iteration_dtype=torch.float32
+        )
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
         muon_core.attach(engine, optimizer)
         return engine

@@ -31,8 +31,10 @@ class GangFailure(AssertionError):
 class Gang:
     """`world_size` ranks of one process group, alive until `close`."""
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, *, trains: bool = True) -> None:
+        """Args: `trains` off gives bare processes, without torch, DeepSpeed or a process group."""
         self.world_size = world_size
+        self._trains = trains
         self._processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []
         self._results: dict[tuple[str, str], list[Any]] = {}
@@ -75,7 +77,9 @@ class Gang:
         port = _free_port()
         for rank in range(self.world_size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, rank, self.world_size, port), daemon=True)
+            process = context.Process(
+                target=_serve, args=(theirs, rank, self.world_size, port if self._trains else None), daemon=True
+            )
             process.start()
             theirs.close()
             self._processes.append(process)
@@ -110,7 +114,7 @@ def _free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def _serve(pipe: Connection, rank: int, world_size: int, port: int) -> None:
+def _serve(pipe: Connection, rank: int, world_size: int, port: int | None) -> None:
     """A rank's life: set up, say so, then answer one case after the other."""
     os.environ.update(
         {
@@ -127,9 +131,10 @@ def _serve(pipe: Connection, rank: int, world_size: int, port: int) -> None:
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     try:
-        from tests.distributed.scenario import set_up_rank
+        if port is not None:
+            from tests.distributed.scenario import set_up_rank
 
-        set_up_rank(rank)
+            set_up_rank()
         pipe.send(("returned", pickle.dumps(None)))
     except BaseException:
         pipe.send(("raised", traceback.format_exc()))

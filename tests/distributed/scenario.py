@@ -26,7 +26,7 @@ from muon_core.zero.layout import attachment_of, momentum_views
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-def set_up_rank(rank: int) -> None:
+def set_up_rank() -> None:
     torch.set_num_threads(1)
     logger.setLevel(logging.ERROR)
     is_cpu = install_cpu_accelerator()

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -29,8 +30,8 @@ def hang(rank: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def pair() -> Gang:
-    gang = Gang(2)
+def pair() -> Iterator[Gang]:
+    gang = Gang(2, trains=False)
     yield gang
     gang.close()
 

@@ -149,7 +149,7 @@ def test_deepspeeds_deferred_gives_its_release_table(gang: Gangs, stage: int, po
         golden["steps"],
     )
     assert result["scale"] == golden["scale"]
-    assert result["muon_motion"] == pytest.approx(golden["dw_muon"], rel=1e-4)  # two ranks' sums of float16
+    assert result["muon_motion"] == pytest.approx(golden["dw_muon"], rel=1e-3)  # float16 sums; 1e-4 apart on a GPU
 
 
 @pytest.mark.parametrize("stage", [2, 3])
