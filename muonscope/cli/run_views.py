@@ -143,9 +143,12 @@ def step_rows(steps: Iterable["Step"]) -> list[list[str]]:
 
 
 def _phases(phases: dict[str, float]) -> str:
-    """Each phase with the seconds since the one before."""
+    """How long it took to the first step, and each phase with the seconds since the one before."""
     ordered = sorted(phases.items(), key=lambda phase: phase[1])
-    return ", ".join(f"{name} {at - before:.1f} s" for (_, before), (name, at) in pairwise(ordered))
+    text = ", ".join(f"{name} {at - before:.1f} s" for (_, before), (name, at) in pairwise(ordered))
+    if "submitted" in phases and "first_step" in phases:
+        return f"first step after {phases['first_step'] - phases['submitted']:.1f} s: {text}"
+    return text
 
 
 def _initial_scale(spec: dict[str, Any]) -> str:

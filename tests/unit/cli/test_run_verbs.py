@@ -211,7 +211,7 @@ def test_show_has_the_evidence_the_phases_and_the_last_steps(command: RunCommand
         "id": "run-r1-a1",
         "number": 1,
         "status": "failed",
-        "phases": {"job_submitted": 10.0, "driver_started": 11.5, "first_step": 14.0},
+        "phases": {"first_step": 14.0, "submitted": 10.0, "driver_started": 11.5},
         "stored_steps": 17,
         "declared_steps": 17,
     }
@@ -223,7 +223,7 @@ def test_show_has_the_evidence_the_phases_and_the_last_steps(command: RunCommand
 
     assert "dies, step 17" in out
     assert "overflow at loss scale 1" in out
-    assert "driver_started 1.5 s, first_step 2.5 s" in out
+    assert "first step after 4.0 s: driver_started 1.5 s, first_step 2.5 s" in out
     assert "nan" in out.splitlines()[-1]
     assert service.requests[-1].url.params["start"] == "12"
 
