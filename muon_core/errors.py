@@ -2,7 +2,7 @@
 
     MuonCoreError
     ├── UnsupportedSetup      a DeepSpeed set-up that would train something else than was asked
-    ├── NotAttached           the optimizer stepped, or was asked about an engine, before `attach`
+    │   └── NotAttached       the optimizer stepped, or was asked about an engine, before `attach`
     └── LossScaleExhausted    an overflow at the smallest loss scale: the run cannot go on
 
 Overflow itself is an outcome of a step (`muon_core.zero.precision.StepOutcome`), never an error.
@@ -25,8 +25,11 @@ class UnsupportedSetup(MuonCoreError):
         return f"{self.reason}; {self.remedy}"
 
 
-class NotAttached(MuonCoreError):
-    """An engine or optimizer that `attach` (or `deepspeed_native.install`) has not seen."""
+class NotAttached(UnsupportedSetup):
+    """An engine or optimizer that `attach` (or `deepspeed_native.install`) has not seen.
+
+    DeepSpeed steps an optimizer inside `initialize` in the set-ups that have no ZeRO partitions: refused here as well.
+    """
 
 
 class LossScaleExhausted(MuonCoreError):

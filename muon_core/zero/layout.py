@@ -85,7 +85,7 @@ def attachment_of(engine: Any) -> Attachment:
     """Return what `attach` or `deepspeed_native.install` left for this engine; raises NotAttached."""
     attachment = _ATTACHMENTS.get(engine)
     if attachment is None:
-        raise NotAttached("this engine has no Muon of ours: call muon_core.attach or deepspeed_native.install first")
+        raise NotAttached("this engine has no Muon of ours", "call muon_core.attach or deepspeed_native.install first")
     return attachment
 
 
@@ -135,7 +135,10 @@ class ZeroPartitions(ABC):
         for partition in self.partitions:
             if self.flat(partition) is flat:
                 return partition
-        raise NotAttached("the optimizer was stepped on a tensor that is no partition of the attached engine")
+        raise NotAttached(
+            "the optimizer was stepped on a tensor that is no partition of the attached engine",
+            "attach it to the engine that steps it",
+        )
 
     def digest(self) -> str:
         """Hash the whole layout: equal on every rank, or the ranks do not train the same model."""

@@ -80,8 +80,8 @@ class ZeroMuon(torch.optim.Optimizer):
             raise NotAttached(
                 "ZeroMuon is not attached: either DeepSpeed stepped it inside initialize, as it does at ZeRO stage 0 "
                 "and in its BF16_Optimizer (bf16, stage 1, fp32 gradient accumulation), or "
-                "muon_core.attach(engine, optimizer) was not called; use ZeRO stage 1, 2 or 3 and attach after "
-                "deepspeed.initialize"
+                "muon_core.attach(engine, optimizer) was not called",
+                "use ZeRO stage 1, 2 or 3 and attach after deepspeed.initialize",
             )
         return self._partitions
 

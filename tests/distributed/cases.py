@@ -23,9 +23,11 @@ from tests.distributed.scenario import (
     CalmBoom,
     SimpleModel,
     Stack,
+    Zoo,
     digest,
     ds_config,
     full_momentum,
+    full_momentum_and_weights,
     full_weights,
     local_momentum_digest,
     muon_engine,
@@ -155,11 +157,10 @@ def _one_step(
 
 
 def _row(engine: Any, outcome: StepOutcome, before: tuple[int, str], after: tuple[int, str]) -> dict[str, Any]:
-    momentum, attachment = full_momentum(engine), attachment_of(engine)
-    norm_squared = attachment.last_update_norm_squared
-    total = torch.zeros(1, dtype=torch.float64) if norm_squared is None else norm_squared.double().cpu().view(1)
-    parts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, total.item())
+    momentum, weights = full_momentum_and_weights(engine)
+    norm_squared = attachment_of(engine).last_update_norm_squared
+    total = torch.zeros(1, device=engine.device) if norm_squared is None else norm_squared.clone().view(1)
+    dist.all_reduce(total)
     return {
         "overflow": outcome.overflow,
         "discarded": outcome.discarded,
@@ -167,11 +168,11 @@ def _row(engine: Any, outcome: StepOutcome, before: tuple[int, str], after: tupl
         "grad_norm": outcome.grad_norm,
         "lr": outcome.lr,
         "ns_calls": outcome.ns_calls,
-        "update_norm": None if norm_squared is None else sum(parts) ** 0.5,
+        "update_norm": None if norm_squared is None else total.item() ** 0.5,
         "momentum": digest(momentum),
         "momentum_by_parameter": {index: digest([tensor]) for index, tensor in momentum.items()},
         "momentum_finite": {index: bool(torch.isfinite(tensor).all()) for index, tensor in momentum.items()},
-        "weights": digest(full_weights(engine)),
+        "weights": digest(weights),
         "buffers_compared": before[0],
         "local_momentum_held": before == after,
     }
@@ -447,3 +448,33 @@ def ranks_that_disagree() -> str:
     except UnsupportedSetup as error:
         return str(error)
     raise AssertionError("the ranks were accepted")
+
+
+def every_shape(*, stage: int, world_size: int, plain: bool = False, steps: int = 3) -> list[Any]:
+    """Train a model with a parameter of every shape; `plain` trains it in this process alone on the full batch."""
+    torch.manual_seed(0)
+    model = Zoo()
+    settings = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
+    adam = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
+
+    def loss_of(net: Any, step: int, rank: int) -> Tensor:
+        generator = torch.Generator().manual_seed(100 * step + rank)
+        tokens = torch.randint(0, 11, (4, 6), generator=generator)
+        if not plain:
+            tokens = tokens.to(net.device)
+        return functional.cross_entropy(net(tokens).float().flatten(0, 1), tokens.roll(1, 1).flatten())
+
+    if plain:
+        groups = muon_core.parameters.build_param_groups(model, muon_core.route_parameters(model), settings, adam)
+        optimizer = muon_core.Muon(groups)
+        for step in range(steps):
+            torch.stack([loss_of(model, step, rank) for rank in range(world_size)]).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [parameter.detach().flatten().tolist() for parameter in model.parameters() if parameter.requires_grad]
+    config = ds_config(stage=stage, precision="fp32")
+    with muon_engine(model, config, **settings, adam=adam, iteration_dtype=torch.float32) as (engine, _):
+        for step in range(steps):
+            engine.backward(loss_of(engine, step, dist.get_rank()))
+            engine_step(engine)
+        return [weight.tolist() for weight in full_weights(engine)]

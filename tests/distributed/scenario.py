@@ -77,6 +77,32 @@ class CalmBoom(nn.Module):
         return self.calm(calm_input).sum() + self.boom(boom_input).sum()
 
 
+class Zoo(nn.Module):
+    """A parameter of every shape: convolution, expert stack, heads, embedding, tied, frozen, 1xN, odd sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(11, 12)
+        self.conv = nn.Conv2d(1, 5, 3, padding=1)
+        self.heads = nn.Linear(12, 9, bias=False)
+        self.heads.weight.muon_num_heads = 3  # type: ignore[assignment]
+        self.experts = nn.Parameter(torch.randn(3, 9, 7) / 3)
+        self.tall = nn.Linear(7, 35)
+        self.value = nn.Linear(35, 1)
+        self.frozen = nn.Parameter(torch.ones(5), requires_grad=False)
+        self.out = nn.Linear(35, 12, bias=False)
+        self.head = nn.Linear(12, 11, bias=False)
+        self.head.weight = self.wte.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.wte(tokens)
+        image = self.conv(x.unsqueeze(1)).permute(0, 2, 3, 1) @ self.frozen
+        x = torch.einsum("bth,ehd->btd", self.heads(x + image), self.experts)
+        x = torch.tanh(self.tall(x))
+        # A factor, not a term: the loss would not feel what is added to every logit.
+        return self.head(self.out(x)) * (1 + torch.sigmoid(self.value(x)))
+
+
 def ds_config(
     *,
     stage: int,
@@ -121,11 +147,28 @@ def take_down(engine: Any) -> None:
     gc.collect()
 
 
-def full_weights(engine: Any) -> list[Tensor]:
-    """The fp32 weights, whole, by parameter index; collective.
+Piece = tuple[int, int, Tensor]
 
-    By our own layout: DeepSpeed's `safe_get_full_fp32_param` forgets that round-robin gradients reorder parameters.
-    """
+
+def full_weights(engine: Any) -> list[Tensor]:
+    """The fp32 weights, whole, by parameter index; collective."""
+    (weights,) = _put_together(_weight_pieces(engine))
+    return [weights[index] for index in sorted(weights)]
+
+
+def full_momentum(engine: Any) -> dict[int, Tensor]:
+    """Every trainable parameter's momentum, put together from all ranks' views; collective."""
+    return _put_together(_momentum_pieces(engine))[0]
+
+
+def full_momentum_and_weights(engine: Any) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+    """Both at once, for they are read at every step."""
+    momentum, weights = _put_together(_momentum_pieces(engine), _weight_pieces(engine))
+    return momentum, weights
+
+
+def _weight_pieces(engine: Any) -> list[Piece]:
+    """By our own layout: DeepSpeed's `safe_get_full_fp32_param` forgets that round-robin reorders parameters."""
     partitions = attachment_of(engine).partitions
     pieces = []
     for partition in partitions.partitions:
@@ -133,34 +176,38 @@ def full_weights(engine: Any) -> list[Tensor]:
         for parameter in partition.parameters:
             fragment = parameter.fragments[partitions.rank]
             pieces.append((parameter.index, fragment.start, flat.narrow(0, fragment.offset, fragment.numel)))
-    whole = _whole(pieces)
-    return [whole[index] for index in sorted(whole)]
+    return pieces
 
 
-def full_momentum(engine: Any) -> dict[int, Tensor]:
-    """Every trainable parameter's momentum, put together from all ranks' views; collective."""
+def _momentum_pieces(engine: Any) -> list[Piece]:
     partitions = attachment_of(engine).partitions
     starts = {
         parameter.index: parameter.fragments[partitions.rank].start
         for partition in partitions.partitions
         for parameter in partition.parameters
     }
-    return _whole([(v.parameter_index, starts[v.parameter_index], v.view) for v in momentum_views(engine)])
+    return [(view.parameter_index, starts[view.parameter_index], view.view) for view in momentum_views(engine)]
 
 
-def _whole(pieces: list[tuple[int, int, Tensor]]) -> dict[int, Tensor]:
-    """Put parameters together from every rank's (index, first element, piece)."""
+def _put_together(*kinds: list[Piece]) -> list[dict[int, Tensor]]:
+    """Exchange every rank's (index, first element, piece) and join them into whole parameters, kind by kind."""
+    mine = [[(index, start, piece.detach().cpu().clone()) for index, start, piece in kind] for kind in kinds]
     everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, [(index, start, piece.detach().cpu().clone()) for index, start, piece in pieces])
-    parts: dict[int, list[tuple[int, Tensor]]] = {}
-    for of_rank in everyone:
-        for index, start, piece in of_rank:
-            if piece.numel():
-                parts.setdefault(index, []).append((start, piece))
-    return {
-        index: torch.cat([piece for _, piece in sorted(found, key=lambda part: part[0])])
-        for index, found in parts.items()
-    }
+    dist.all_gather_object(everyone, mine)
+    wholes = []
+    for position in range(len(kinds)):
+        parts: dict[int, list[tuple[int, Tensor]]] = {}
+        for of_rank in everyone:
+            for index, start, piece in of_rank[position]:
+                if piece.numel():
+                    parts.setdefault(index, []).append((start, piece))
+        wholes.append(
+            {
+                index: torch.cat([piece for _, piece in sorted(found, key=lambda part: part[0])])
+                for index, found in parts.items()
+            }
+        )
+    return wholes
 
 
 def digest(tensors: Any) -> str:

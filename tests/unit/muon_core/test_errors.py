@@ -10,7 +10,7 @@ from muon_core.errors import LossScaleExhausted, NotAttached, UnsupportedSetup
 
 
 @pytest.mark.parametrize(
-    "error", [UnsupportedSetup("a reason", "a remedy"), NotAttached("not yet"), LossScaleExhausted(1.0)]
+    "error", [UnsupportedSetup("a reason", "a remedy"), NotAttached("not yet", "attach"), LossScaleExhausted(1.0)]
 )
 def test_errors_survive_pickling(error: Exception) -> None:
     copy = pickle.loads(pickle.dumps(error))
