@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from muon_core.errors import NotAttached, UnsupportedSetup
-from muon_core.parameters import MatrixShape, full_shape, trainable_parameters
+from muon_core.parameters import MatrixShape, trainable_parameters
 
 MomentumKind = Literal["muon", "adamw"]
 MOMENTUM_KEYS: Final[dict[MomentumKind, str]] = {"muon": "momentum_buffer", "adamw": "exp_avg"}
@@ -319,8 +319,3 @@ class ViewCache:
         if not is_current:
             self._buffers, self._views = list(buffers), list(make())
         return self._views
-
-
-def parameter_shapes(engine: Any) -> list[tuple[int, ...]]:
-    """Return the full shape of every trainable parameter, by index."""
-    return [full_shape(parameter) for _, parameter in trainable_parameters(engine.module)]
