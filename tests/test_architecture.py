@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,10 +28,11 @@ def sources(*folders: str) -> Iterator[Path]:
         yield from (path for path in sorted((ROOT / folder).rglob("*.py")) if "node_modules" not in path.parts)
 
 
-def loaded_modules(statement: str) -> set[str]:
+@cache
+def loaded_modules(statement: str) -> frozenset[str]:
     program = f"import sys; {statement}; print(*sorted(sys.modules))"
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
-    return set(printed.stdout.split())
+    return frozenset(printed.stdout.split())
 
 
 def test_every_import_goes_in_an_allowed_direction() -> None:
