@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 from alembic import op
-from sqlalchemy.dialects.postgresql import JSONB
 
 revision: str = "0001"
 down_revision: str | None = None
@@ -17,7 +16,7 @@ depends_on: str | Sequence[str] | None = None
 
 # A migration keeps its own copy of every type and word: the models move on, it does not.
 ROW_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-JSON = sa.JSON().with_variant(JSONB(), "postgresql")
+JSON = sa.JSON()
 TIME = sa.DateTime(timezone=True)
 FAILURE_KINDS = (
     "loss_scale_exhausted",

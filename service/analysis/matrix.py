@@ -34,7 +34,10 @@ def expand(base: Mapping[str, Any], matrix: Mapping[str, Sequence[Any]], *, name
                 f"{field} has no values", field=f"matrix.{field}", value=values, remedy="list at least one value"
             )
         if any(value in values[:place] for place, value in enumerate(values)):
-            raise InvalidInput(f"{field} lists a value twice", field=f"matrix.{field}", value=list(values))
+            raise InvalidInput(
+                f"{field} lists a value twice", field=f"matrix.{field}", value=list(values),
+                remedy="list each value once",
+            )  # fmt: skip
         count *= len(values)
         if count > MAX_RUNS:
             raise InvalidInput(

@@ -20,7 +20,7 @@ from service.store.models import Attempt, Event, Run
 from service.store.parameters import ParameterRepository
 from service.store.runs import RunRepository
 from service.store.summary import set_final_state
-from service.store.types import database_now, read_clock
+from service.store.types import database_now, read_clock, storable_text
 
 LIVE = (AttemptStatus.PENDING, AttemptStatus.RUNNING)
 
@@ -96,7 +96,7 @@ class AttemptRepository:
     # -- finding ----------------------------------------------------------------------------------------------------
 
     def find(self, submission_id: str) -> Attempt | None:
-        query = select(Attempt).where(Attempt.submission_id == submission_id)
+        query = select(Attempt).where(Attempt.submission_id == storable_text(submission_id))
         return self._session.scalars(query.options(joinedload(Attempt.run).joinedload(Run.summary))).one_or_none()
 
     def get(self, submission_id: str) -> Attempt:

@@ -11,7 +11,7 @@ from muonscope.contract.status import RunStatus
 from service.errors import NotFound
 from service.store.models import Experiment, Run
 from service.store.runs import RunRepository, new_uid
-from service.store.types import read_clock
+from service.store.types import read_clock, storable_text
 
 
 def experiment_status(runs: Mapping[RunStatus, int]) -> str:
@@ -51,7 +51,7 @@ class ExperimentRepository:
 
     def get(self, uid: str) -> Experiment:
         """Return the experiment of this id; raises NotFound."""
-        experiment = self._session.scalars(select(Experiment).where(Experiment.uid == uid)).one_or_none()
+        experiment = self._session.scalars(select(Experiment).where(Experiment.uid == storable_text(uid))).one_or_none()
         if experiment is None:
             raise NotFound(
                 f"there is no experiment {uid[:64]!r}", field="id", value=uid, remedy="list them with GET /experiments"

@@ -19,7 +19,7 @@ from service.errors import Conflict, IllegalTransition, InvalidInput, NotFound
 from service.store import search
 from service.store.events import EventRepository
 from service.store.models import Event, Experiment, Run, RunSummary, RunTag
-from service.store.types import UtcDateTime, read_clock
+from service.store.types import read_clock, storable_text
 
 Legal = Mapping[RunStatus, Collection[RunStatus]]
 """From each status, those it may change to. The table itself is the controller's."""
@@ -153,7 +153,7 @@ class RunRepository:
     # -- finding ----------------------------------------------------------------------------------------------------
 
     def find(self, uid: str) -> Run | None:
-        return self._session.scalars(_loaded().where(Run.uid == uid)).one_or_none()
+        return self._session.scalars(_loaded().where(Run.uid == storable_text(uid))).one_or_none()
 
     def get(self, uid: str) -> Run:
         """Return the run of this id; raises NotFound."""
@@ -405,10 +405,9 @@ def _read_cursor(cursor: str, sort: str) -> tuple[Any, int]:
 
 
 def _is_comparable(value: Any, column: ColumnElement[Any]) -> bool:
-    # A decorated type does not say its Python type.
-    if isinstance(column.type, UtcDateTime):
-        return isinstance(value, datetime) and value.tzinfo is not None
     expected = column.type.python_type
+    if expected is datetime:
+        return isinstance(value, datetime) and value.tzinfo is not None
     if expected in (int, float):
         return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**1023
     return isinstance(value, str)

@@ -19,6 +19,7 @@ from sqlalchemy import ColumnElement, exists, or_, select
 from muonscope.contract.status import FailureKind, Implementation, RunStatus, StepOrdering, Verdict
 from service.errors import InvalidInput
 from service.store.models import Experiment, Run, RunSummary, RunTag
+from service.store.types import storable_text
 
 MAX_QUERY_LENGTH: Final = 1000
 _LARGEST: Final = 2.0**62
@@ -43,9 +44,11 @@ _TEXTS: Final[dict[str, Callable[[str], ColumnElement[bool]]]] = {
     "tag": lambda value: exists().where(RunTag.run_id == Run.id, RunTag.tag == value),
     "task": lambda value: Run.task == value,
     "name": lambda value: Run.name.icontains(value, autoescape=True),
-    "id": lambda value: Run.uid == value,
-    "fingerprint": lambda value: Run.fingerprint.startswith(value, autoescape=True),
-    "experiment": lambda value: Run.experiment_id.in_(select(Experiment.id).where(Experiment.uid == value)),
+    "id": lambda value: Run.uid == storable_text(value),
+    "fingerprint": lambda value: Run.fingerprint.startswith(storable_text(value), autoescape=True),
+    "experiment": lambda value: Run.experiment_id.in_(
+        select(Experiment.id).where(Experiment.uid == storable_text(value))
+    ),
 }
 FIELDS: Final = tuple(sorted([*_WORDS, *_NUMBERS, *_TEXTS]))
 _OPERATORS: Final[dict[str, Callable[[Any, float], ColumnElement[bool]]]] = {

@@ -45,7 +45,7 @@ class Database:
         if parsed.get_backend_name() not in ("sqlite", "postgresql"):
             raise ValueError(f"{parsed.drivername} is not supported; give a sqlite:/// or postgresql:// URL")
         self.is_sqlite = parsed.get_backend_name() == "sqlite"
-        if self.is_sqlite and not parsed.database:
+        if self.is_sqlite and parsed.database in (None, "", ":memory:"):
             raise ValueError("a SQLite store needs a file; give sqlite:///path")
         self.path = Path(parsed.database) if self.is_sqlite and parsed.database else None
         self.engine: Engine = create_engine(
@@ -94,8 +94,9 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
     # The driver must not begin transactions of its own: _begin_sqlite says which kind.
     connection.isolation_level = None
     cursor = connection.cursor()
-    # Before the first page is written, else it takes a VACUUM.
-    cursor.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    if not cursor.execute("PRAGMA page_count").fetchone()[0]:
+        # Before the first page is written, else it takes a VACUUM; on a store in use it would wait for the writer.
+        cursor.execute("PRAGMA auto_vacuum = INCREMENTAL")
     cursor.execute("PRAGMA journal_mode = WAL")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.execute(f"PRAGMA busy_timeout = {int(_BUSY_TIMEOUT_S * 1000)}")

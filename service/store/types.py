@@ -6,7 +6,6 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Enum, Integer, Text, select
-from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -26,6 +25,10 @@ class UtcDateTime(TypeDecorator[datetime]):
 
     impl = DateTime(timezone=True)
     cache_ok = True
+
+    @property
+    def python_type(self) -> type[datetime]:
+        return datetime
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
         if value is None:
@@ -82,15 +85,13 @@ def storable(value: Any) -> Any:
 
 
 class StoredJson(TypeDecorator[Any]):
-    """A JSON document: jsonb on PostgreSQL. Assign a new value to change it; mutation is not seen."""
+    """A JSON document. Assign a new value to change it; mutation is not seen.
+
+    PostgreSQL's json and not its jsonb, which forgets the order of keys: a matrix's order is its table's.
+    """
 
     impl = JSON(none_as_null=True)
     cache_ok = True
-
-    def load_dialect_impl(self, dialect: Dialect) -> Any:
-        return dialect.type_descriptor(
-            JSONB(none_as_null=True) if dialect.name == "postgresql" else JSON(none_as_null=True)
-        )
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
         return storable(value)
@@ -101,6 +102,10 @@ class StoredText(TypeDecorator[str]):
 
     impl = Text()
     cache_ok = True
+
+    @property
+    def python_type(self) -> type[str]:
+        return str
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         return None if value is None else storable_text(value)

@@ -1,0 +1,85 @@
+"""The API with its real middleware and store, and a controller that does nothing but count."""
+
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+
+from muonscope.contract.attempts import Failure
+from muonscope.contract.status import RunStatus
+from service.api import attempts, compare, experiments, problems, runs, steps
+from service.api.middleware import BodyLimit, Problems
+from service.api.responses import StrictJSONResponse
+from service.controller.retry_policy import RetryPolicy, retry_reason
+from service.controller.transitions import LEGAL
+from service.settings import Settings
+
+
+class FakeController:
+    """The controller's face without a controller behind it."""
+
+    legal: Mapping[RunStatus, Collection[RunStatus]] = LEGAL
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self.wakes = 0
+        self.max_attempts = 1
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+    def retry_reason(self, failure: Failure | None, attempts: int) -> str | None:
+        return retry_reason(failure, attempts, RetryPolicy(max_attempts=self.max_attempts))
+
+    async def stop_job(self, submission_id: str) -> None:
+        return None
+
+    async def job_logs(self, submission_id: str) -> str | None:
+        return None
+
+    async def cluster(self) -> Mapping[str, Any]:
+        return {}
+
+    def total_gpus(self) -> float | None:
+        return 8.0
+
+
+def application(**settings: Any) -> FastAPI:
+    """Build the API; a test puts a store and a controller on its state."""
+    app = FastAPI(default_response_class=StrictJSONResponse)
+    app.state.settings = Settings(**settings)
+    problems.install(app)
+    for module in (runs, steps, attempts, compare, experiments):
+        app.include_router(module.router)
+    limits = app.state.settings
+    app.add_middleware(
+        BodyLimit,
+        max_bytes=limits.max_body_bytes,
+        max_telemetry_bytes=limits.max_telemetry_bytes,
+        timeout_s=limits.body_timeout_s,
+    )
+    app.add_middleware(Problems)
+    return app
+
+
+@contextmanager
+def served(app: FastAPI) -> Iterator[httpx.Client]:
+    """Serve the application on a free port and give a client of it."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.005)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            yield client
+    finally:
+        server.should_exit = True
+        thread.join()

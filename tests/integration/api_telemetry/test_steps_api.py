@@ -1,0 +1,205 @@
+"""A run's record as rows, series and CSV."""
+
+import csv
+import io
+import math
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from muonscope.contract.telemetry import COUNTS, SCALARS, STEP_FIELDS, StepRecord, decode_number
+from service.store.session import Database
+from tests.integration.api_telemetry.workers import PARAMETERS, Workers, workers
+from tests.records import discarded_record, norms, step_record
+
+NAN, INF = math.nan, math.inf
+
+
+def same(one: Any, other: Any) -> bool:
+    return bool(one == other or (one != one and other != other))
+
+
+def _from_json(step: dict[str, Any]) -> dict[str, Any]:
+    return {name: decode_number(step[name]) for name in STEP_FIELDS}
+
+
+def _from_csv(row: dict[str, str]) -> dict[str, Any]:
+    read: dict[str, Any] = {"step": int(row["step"])}
+    for name in ("overflow", "discarded"):
+        read[name] = {"true": True, "false": False}[row[name]]
+    for name in SCALARS:
+        read[name] = float(row[name]) if row[name] else None
+    for name in COUNTS:
+        read[name] = int(row[name]) if row[name] else None
+    return read
+
+
+numbers = st.one_of(st.sampled_from([None, NAN, INF, -INF]), st.floats(width=64))
+counts = st.none() | st.integers(-(2**63), 2**63 - 1)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_values_stay_distinct_from_batch_to_json_csv_and_series(
+    any_client: httpx.Client, database: Database, data: st.DataObject
+) -> None:
+    voice = workers(any_client, database)
+    sent = [
+        StepRecord(
+            step, data.draw(st.booleans()), data.draw(st.booleans()),
+            *(data.draw(numbers) for _ in SCALARS), *(data.draw(counts) for _ in COUNTS),
+            norms(*data.draw(st.lists(st.floats(width=32), min_size=1, max_size=2))),
+        )
+        for step in range(data.draw(st.integers(1, 4)))
+    ]  # fmt: skip
+    assert voice.steps(sent).status_code == 200
+
+    path = f"/runs/{voice.run_id}/steps"
+    rows = [_from_json(step) for step in any_client.get(path).json()["steps"]]
+    table = [_from_csv(row) for row in csv.DictReader(io.StringIO(any_client.get(path, params={"format": "csv"}).text))]
+    series = any_client.get(path, params={"max_points": 100, "fields": ",".join(SCALARS)}).json()["series"]
+    for place, record in enumerate(sent):
+        for name in STEP_FIELDS:
+            assert same(rows[place][name], getattr(record, name)), name
+            assert same(table[place][name], getattr(record, name)), name
+        for name in SCALARS:
+            assert same(decode_number(series[name][place]), getattr(record, name)), name
+
+
+def test_rows_come_in_pages_that_name_the_next(client: httpx.Client, sqlite_database: Database) -> None:
+    voice = workers(client, sqlite_database)
+    voice.steps([step_record(step) for step in range(7)])
+
+    def page(**params: int) -> tuple[list[int], int | None]:
+        answer = client.get(f"/runs/{voice.run_id}/steps", params=params).json()
+        return [step["step"] for step in answer["steps"]], answer["next_start"]
+
+    assert page(limit=3) == ([0, 1, 2], 3)
+    assert page(limit=3, start=6) == ([6], None)
+    assert page(start=2, stop=5) == ([2, 3, 4], None)
+    assert page(start=900) == ([], None)
+
+
+def test_a_row_has_the_agreed_keys(client: httpx.Client, sqlite_database: Database) -> None:
+    voice = workers(client, sqlite_database)
+    voice.steps([step_record(0, loss=NAN, update_norm=None)])
+    (row,) = client.get(f"/runs/{voice.run_id}/steps").json()["steps"]
+
+    assert row == {
+        "step": 0, "attempt": 1, "overflow": False, "discarded": False, "loss_scale_before": 65536.0,
+        "loss_scale_after": 65536.0, "loss": "NaN", "lr": 0.02, "grad_norm": 1.0, "update_norm": None,
+        "momentum_norm": 0.5, "step_time_s": 0.01, "largest_parameter": 0, "nonfinite_parameters": 0, "ns_calls": 2,
+        "tokens": 64,
+    }  # fmt: skip
+
+
+def _poisoned(client: httpx.Client, database: Database) -> Workers:
+    voice = workers(client, database)
+    kinds = [0.5, INF, NAN, NAN, 0.5, -INF]
+    voice.steps(
+        [
+            step_record(step, momentum_norm=kind) if math.isfinite(kind) else discarded_record(step, momentum_norm=kind)
+            for step, kind in enumerate(kinds)
+        ]
+    )
+    return voice
+
+
+def test_a_series_names_each_stretch_that_is_not_finite_and_each_discarded_one(
+    client: httpx.Client, sqlite_database: Database
+) -> None:
+    voice = _poisoned(client, sqlite_database)
+    answer = client.get(f"/runs/{voice.run_id}/steps", params={"max_points": 2, "fields": "momentum_norm"}).json()
+
+    assert answer == {
+        "series": {"step": list(range(6)), "momentum_norm": [0.5, "Infinity", "NaN", "NaN", 0.5, "-Infinity"]},
+        "overflow_runs": [[1, 3], [5, 5]],
+        "discarded_runs": [[1, 3], [5, 5]],
+        "nonfinite_runs": {
+            "momentum_norm": [
+                {"first": 1, "last": 1, "value": "Infinity"},
+                {"first": 2, "last": 3, "value": "NaN"},
+                {"first": 5, "last": 5, "value": "-Infinity"},
+            ]
+        },
+        "exact": True,
+    }
+
+
+def test_a_long_series_keeps_every_spike_and_every_discarded_step(
+    client: httpx.Client, sqlite_database: Database
+) -> None:
+    voice = workers(client, sqlite_database, steps=25_000)
+    odd = {7: 1e9, 12_345: -4.0, 24_999: 7e7}
+    records = [
+        discarded_record(step, loss=NAN) if step == 20_000 else step_record(step, loss=odd.get(step, 1.0))
+        for step in range(25_000)
+    ]
+    for start in range(0, 25_000, 5000):
+        assert voice.steps(records[start : start + 5000]).status_code == 200
+    answer = client.get(f"/runs/{voice.run_id}/steps", params={"max_points": 1000, "fields": "loss"}).json()
+
+    assert answer["exact"] is False
+    assert len(answer["series"]["step"]) == len(answer["series"]["loss"]) == 1000
+    assert set(odd.values()) < set(answer["series"]["loss"])
+    assert answer["series"]["step"] == sorted(answer["series"]["step"])
+    assert answer["discarded_runs"] == [[20_000, 20_000]]
+    assert answer["nonfinite_runs"] == {"loss": [{"first": 20_000, "last": 20_000, "value": "NaN"}]}
+
+
+def test_csv_gives_every_step_beyond_one_chunk(client: httpx.Client, sqlite_database: Database) -> None:
+    voice = workers(client, sqlite_database, steps=5100)
+    voice.steps([step_record(step) for step in range(5100)])
+    answer = client.get(f"/runs/{voice.run_id}/steps", params={"format": "csv", "start": 1})
+
+    rows = list(csv.DictReader(io.StringIO(answer.text)))
+    assert answer.headers["content-type"].startswith("text/csv")
+    assert [int(row["step"]) for row in rows] == list(range(1, 5100))
+
+
+def test_a_parameters_norms_come_after_each_step(client: httpx.Client, sqlite_database: Database) -> None:
+    voice = workers(client, sqlite_database)
+    voice.post("facts", {"parameters": PARAMETERS})
+    voice.steps([step_record(0, parameter_norms=norms(55.1596, INF)), step_record(1, parameter_norms=b"")])
+
+    def steps(index: int) -> Any:
+        return client.get(f"/runs/{voice.run_id}/parameters/{index}/steps").json()["steps"]
+
+    assert steps(0) == [
+        {"step": 0, "momentum_norm": float(np.float32(55.1596))}, {"step": 1, "momentum_norm": None},
+    ]  # fmt: skip
+    assert [row["momentum_norm"] for row in steps(1)] == ["Infinity", None]
+    assert client.get(f"/runs/{voice.run_id}/parameters/2/steps").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/runs/none/steps", 404),
+        ("/runs/none/steps?format=csv", 404),
+        ("/runs/none/parameters", 404),
+        ("/runs/{id}/steps?fields=colour", 422),
+        ("/runs/{id}/steps?fields=,", 422),
+        ("/runs/{id}/steps?limit=0", 422),
+        ("/runs/{id}/steps?limit=10001", 422),
+        ("/runs/{id}/steps?start=-1", 422),
+        ("/runs/{id}/steps?start=99999999999999999999", 422),
+        ("/runs/{id}/steps?max_points=1", 422),
+        ("/runs/{id}/steps?format=xml", 422),
+        ("/runs/{id}/parameters/-1/steps", 404),
+        ("/runs/{id}/parameters/99999999999999999999/steps", 404),
+    ],
+)
+def test_what_cannot_be_read_is_a_problem_document(
+    client: httpx.Client, sqlite_database: Database, path: str, status: int
+) -> None:
+    voice = workers(client, sqlite_database)
+    answer = client.get(path.format(id=voice.run_id))
+
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["remedy"]

@@ -1,0 +1,98 @@
+import math
+from array import array
+from typing import Any
+
+import pytest
+
+from muonscope.contract.status import MomentumUnit
+from service.analysis.comparison import Side, compare, differing_parameters, first_divergence, spec_difference
+from tests.unit.analysis.columns import columns
+
+NAN = math.nan
+
+
+def side(num_steps: int = 4, spec: dict[str, Any] | None = None, **series: Any) -> Side:
+    return Side(spec or {"step_ordering": "ordered"}, columns(num_steps, **series), MomentumUnit.UNSCALED)
+
+
+def test_equal_records_never_diverge_and_nan_is_equal_to_itself() -> None:
+    one, other = (side(loss=[1.0, NAN, None, 2.0]) for _ in range(2))
+    assert first_divergence(one, other) is None
+    assert compare(one, other)["bit_equal_until"] == 4
+
+
+@pytest.mark.parametrize(
+    ("changed", "step", "scalars"),
+    [
+        ({"loss": [1.0, 1.0, math.nextafter(1.0, 2.0), 1.0]}, 2, ("loss",)),
+        ({"momentum_norm": [1.0, NAN, 1.0, 1.0]}, 1, ("momentum_norm",)),
+        ({"grad_norm": [1.0, 2.0, 1.0, 1.0], "update_norm": [1.0, 2.0, 1.0, 1.0]}, 1, ("grad_norm", "update_norm")),
+        ({"discarded": [3]}, 3, ("overflow", "discarded")),
+        ({"loss": [1.0, 1.0, 1.0, 2.0], "lr": [1.0, 2.0, 1.0, 1.0]}, 1, ("lr",)),
+    ],
+)
+def test_the_first_step_that_is_not_bit_equal_is_found(
+    changed: dict[str, Any], step: int, scalars: tuple[str, ...]
+) -> None:
+    divergence = first_divergence(side(), side(**changed))
+    assert divergence is not None
+    assert (divergence.step, divergence.scalars) == (step, scalars)
+
+
+@pytest.mark.parametrize("changed", [{"step_time_s": [9.0] * 4}, {"ns_calls": [9] * 4}, {"loss": [None] * 4}])
+def test_what_costs_or_was_not_measured_is_no_divergence(changed: dict[str, Any]) -> None:
+    assert first_divergence(side(), side(**changed)) is None
+
+
+def test_norms_in_two_units_are_not_compared() -> None:
+    scaled = Side({}, columns(4, momentum_norm=[16.0] * 4), MomentumUnit.LOSS_SCALED)
+    assert first_divergence(side(), scaled) is None
+
+
+def test_a_record_that_ends_early_is_equal_until_there() -> None:
+    divergence = first_divergence(side(3), side(5))
+    answer = compare(side(3), side(5))
+
+    assert divergence is not None
+    assert (divergence.step, divergence.is_end) == (3, True)
+    assert (answer["bit_equal_until"], answer["first_divergence"]) == (3, None)
+    assert "ends before step 3" in answer["explanation"]
+
+
+def test_specs_differ_by_dotted_name_and_names_do_not_count() -> None:
+    one = {"name": "a", "task": {"name": "x", "width": 1}, "seed": 1, "tags": []}
+    other = {"name": "b", "task": {"name": "y"}, "seed": 1, "tags": ["t"]}
+    assert spec_difference(one, other) == [
+        {"field": "task.name", "a": "x", "b": "y"}, {"field": "task.width", "a": 1, "b": None},
+    ]  # fmt: skip
+
+
+def test_clipping_is_named_as_the_cause_where_no_overflow_is() -> None:
+    def clipped(ordering: str, clipping: float, grad_norm: float) -> Side:
+        spec = {"step_ordering": ordering, "gradient_clipping": clipping, "implementation": "muon_core"}
+        return side(spec=spec, grad_norm=[grad_norm] * 4)
+
+    with_clipping = compare(clipped("master", 1.0, 1.0), clipped("ordered", 1.0, 2.0))["explanation"]
+    without = compare(clipped("master", 0.0, 1.0), clipped("ordered", 0.0, 2.0))["explanation"]
+    assert "gradient_clipping" in with_clipping
+    assert "gradient_clipping" not in without
+    assert "step_ordering" in without
+
+
+def test_differing_parameters_come_with_the_largest_difference_first() -> None:
+    one, other = array("f", [1.0, 2.0, NAN, 4.0]).tobytes(), array("f", [1.5, 2.0, NAN, 9.0]).tobytes()
+    assert differing_parameters(one, other) == [3, 0]
+    assert differing_parameters(one, b"") == []
+
+
+def test_costs_are_a_ratio_without_the_first_steps_set_up() -> None:
+    slow = side(step_time_s=[9.0, 2.0, 2.0, 2.0])
+    answer = compare(side(), slow)["cost"]["step_time_s"]
+    assert answer == {"a": 1.0, "b": 2.0, "ratio": 2.0}
+
+
+def test_a_scale_is_told_by_its_changes() -> None:
+    falling = side(loss_scale_before=[8.0, 8.0, 4.0, 2.0], loss_scale_after=[8.0, 4.0, 2.0, 1.0])
+    assert compare(falling, side())["loss_scale"]["a"] == {
+        "initial": 8.0, "final": 1.0, "lowest": 1.0, "highest": 8.0, "num_changes": 2, "changes": [[2, 4.0], [3, 2.0]],
+    }  # fmt: skip

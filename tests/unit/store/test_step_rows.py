@@ -1,0 +1,27 @@
+import math
+
+from muonscope.contract.telemetry import SCALARS, StepRecord
+from service.store.models import Step
+from service.store.step_rows import COLUMNS, to_record, to_rows
+
+
+def test_rows_are_the_columns_of_the_table_in_order() -> None:
+    assert tuple(column.name for column in Step.__table__.columns) == COLUMNS
+
+
+def test_the_mask_holds_two_bits_for_each_scalar_in_wire_order() -> None:
+    assert len(SCALARS) <= 31, "the mask is a signed 64-bit column"
+    record = StepRecord(0, True, True, loss_scale_before=math.nan, loss_scale_after=math.inf, loss=-math.inf, lr=1.0)
+    (row,) = to_rows(7, 0, [record])
+
+    assert dict(zip(COLUMNS, row, strict=True))["nonfinite_mask"] == 1 | 2 << 2 | 3 << 4
+    assert dict(zip(COLUMNS, row, strict=True))["loss"] is None
+    assert to_record(row).loss == -math.inf
+
+
+def test_what_is_missing_leaves_no_bit() -> None:
+    rows = to_rows(7, 0, [StepRecord(0, False, False), StepRecord(1, False, False, loss=math.nan)])
+    masks = [row[COLUMNS.index("nonfinite_mask")] for row in rows]
+
+    assert masks == [0, 1 << 4]
+    assert to_record(rows[0]) == StepRecord(0, False, False)
