@@ -70,9 +70,7 @@ class ServiceError(Exception):
     type_: ClassVar[str] = "internal-error"
     title: ClassVar[str] = "The service failed"
 
-    def __init__(
-        self, detail: str, *, field: str | None = None, value: Any = None, remedy: str | None = None
-    ) -> None:
+    def __init__(self, detail: str, *, field: str | None = None, value: Any = None, remedy: str | None = None) -> None:
         super().__init__(detail)
         self.detail = detail
         self.field = field

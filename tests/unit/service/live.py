@@ -16,9 +16,11 @@ from tests.unit.controller.fakes import FakeLauncher
 
 
 @contextmanager
-def serving(home: Path, launcher: FakeLauncher, **overrides: Any) -> Iterator[httpx.Client]:
-    """Serve for the block; give a client of it."""
-    listener = bind("127.0.0.1", 0)
+def serving(
+    home: Path, launcher: FakeLauncher, *, listen_port: int = 0, wait_until_ready: bool = True, **overrides: Any
+) -> Iterator[httpx.Client]:
+    """Serve for the block, on a free port unless one is given; give a client of it."""
+    listener = bind("127.0.0.1", listen_port)
     port = listener.getsockname()[1]
     settings = Settings(**{"home": home, "tick_s": 0.2, "port": port, **overrides})
     server = Server(create_app(settings, launcher))
@@ -27,7 +29,7 @@ def serving(home: Path, launcher: FakeLauncher, **overrides: Any) -> Iterator[ht
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False) as client:
             deadline = time.monotonic() + 20
-            while not server.started or client.get("/readyz").status_code != 200:
+            while not server.started or client.get("/readyz" if wait_until_ready else "/healthz").status_code != 200:
                 assert thread.is_alive()
                 assert time.monotonic() < deadline
                 time.sleep(0.005)

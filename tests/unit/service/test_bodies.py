@@ -1,0 +1,87 @@
+"""Bodies that are huge or slow: refused, without memory, and without harm to others."""
+
+import json
+import socket
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.unit.service.test_bad_input import assert_problem
+
+MEGABYTE = 1024 * 1024
+
+
+def body_of(size: int) -> Iterator[bytes]:
+    chunk = b"x" * MEGABYTE
+    for _ in range(size // MEGABYTE):
+        yield chunk
+
+
+def test_a_hundred_megabytes_are_refused_without_being_kept(client: httpx.Client) -> None:
+    before = psutil.Process().memory_info().rss
+    announced = client.post(
+        "/runs", content=body_of(100 * MEGABYTE),
+        headers={"Content-Type": "application/json", "Content-Length": str(100 * MEGABYTE)},
+    )  # fmt: skip
+    assert_problem(announced, 413, field="body")
+    streamed = client.post("/runs", content=body_of(100 * MEGABYTE), headers={"Content-Type": "application/json"})
+    assert_problem(streamed, 413, field="body")
+    assert psutil.Process().memory_info().rss - before < 60 * MEGABYTE
+    assert client.get("/runs").json()["runs"] == []
+
+
+def test_telemetry_may_be_larger_than_json(client: httpx.Client) -> None:
+    # Unauthorized, so it was read and not refused for its size.
+    response = client.post("/attempts/run-abc-a1/steps", content=b"x" * 2 * MEGABYTE)
+    assert response.status_code in (401, 404)
+
+
+def test_a_body_that_trickles_is_cut_off_and_others_are_served(make_client: Callable[..., httpx.Client]) -> None:
+    client = make_client(body_timeout_s=0.5)
+    host, port = client.base_url.host, client.base_url.port
+    with socket.create_connection((host, port or 0), timeout=10) as slow:
+        slow.sendall(
+            f"POST /runs HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
+            "Content-Length: 100\r\n\r\n{".encode()
+        )
+        assert client.post("/runs", json={}).status_code == 201
+        began = time.monotonic()
+        answer = b""
+        while part := slow.recv(4096):
+            answer += part
+        assert time.monotonic() - began < 8
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408")
+    assert json.loads(body)["remedy"]
+
+
+def test_a_client_that_leaves_amid_its_body_leaves_nothing(client: httpx.Client) -> None:
+    host, port = client.base_url.host, client.base_url.port
+    with socket.create_connection((host, port or 0), timeout=10) as leaving:
+        leaving.sendall(
+            f"POST /runs HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
+            "Content-Length: 100\r\n\r\n{".encode()
+        )
+    assert client.get("/healthz").status_code == 200
+    assert client.get("/runs").json()["runs"] == []
+
+
+def test_a_locked_database_is_503_and_nothing_is_accepted(
+    make_client: Callable[..., httpx.Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.store.session._BUSY_TIMEOUT_S", 0.3)
+    client = make_client(tick_s=30.0)
+    with closing(sqlite3.connect(tmp_path / "muonscope.db", isolation_level=None)) as locker:
+        locker.execute("BEGIN EXCLUSIVE")
+        response = client.post("/runs", json={})
+        assert_problem(response, 503)
+        assert response.headers["retry-after"]
+        locker.execute("ROLLBACK")
+    assert client.post("/runs", json={}).status_code == 201
+    assert len(client.get("/runs").json()["runs"]) == 1

@@ -1,0 +1,124 @@
+"""Server-sent events: complete, resumable, bounded, and no reason for the service not to end."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.unit.controller.fakes import FakeLauncher
+from tests.unit.service.live import serving
+from tests.unit.service.test_bad_input import assert_problem
+from tests.unit.service.test_runs import wait_for_status
+
+Frame = tuple[str, str, dict[str, Any]]
+
+
+def frames(response: httpx.Response) -> Iterator[Frame]:
+    """Yield (event, id, data) as a browser would."""
+    fields: dict[str, str] = {}
+    for line in response.iter_lines():
+        if not line and "data" in fields:
+            yield fields["event"], fields["id"], json.loads(fields["data"])
+            fields = {}
+        elif line and not line.startswith(":"):
+            name, _, value = line.partition(": ")
+            fields[name] = value
+
+
+def take(stream: Iterator[Frame], until: Callable[[Frame], bool], limit_s: float = 10.0) -> list[Frame]:
+    deadline, taken = time.monotonic() + limit_s, []
+    for frame in stream:
+        taken.append(frame)
+        if until(frame):
+            return taken
+        assert time.monotonic() < deadline, taken
+    raise AssertionError(f"the stream ended: {taken}")
+
+
+def open_stream(client: httpx.Client, path: str, last_id: str | None = None) -> Any:
+    headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last_id} if last_id else {})}
+    return client.stream("GET", path, headers=headers)
+
+
+def test_every_change_of_any_run_is_streamed(client: httpx.Client) -> None:
+    client.post("/runs", json={"name": "before"})
+    with open_stream(client, "/events") as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        run_id = client.post("/runs", json={"name": "after"}).json()["id"]
+        seen = take(frames(response), lambda frame: frame[2]["id"] == run_id and frame[2]["status"] == "pending")
+    assert {event for event, _, _ in seen} == {"run"}
+    ids = [int(place) for _, place, _ in seen]
+    assert ids == sorted(ids)
+
+
+def test_a_stream_resumes_after_the_last_event_seen(client: httpx.Client) -> None:
+    with open_stream(client, "/events") as response:
+        client.post("/runs", json={})
+        last_id = take(frames(response), lambda frame: frame[2]["status"] == "pending")[-1][1]
+    missed = client.post("/runs", json={}).json()["id"]
+    wait_for_status(client, missed, "pending")
+    with open_stream(client, "/events", last_id) as response:
+        seen = take(frames(response), lambda frame: frame[2]["id"] == missed and frame[2]["status"] == "pending")
+    assert all(int(place) > int(last_id) for _, place, _ in seen)
+
+
+def test_one_runs_stream_begins_with_its_state_and_tells_every_event(client: httpx.Client) -> None:
+    run_id = client.post("/runs", json={"world_size": 2}).json()["id"]
+    wait_for_status(client, run_id, "pending")
+    client.post("/runs", json={"name": "another"})
+    with open_stream(client, f"/runs/{run_id}/events") as response:
+        stream = frames(response)
+        event, _, state = next(stream)
+        assert (event, state["status"]) == ("run", "pending")
+        client.post(f"/runs/{run_id}/stop")
+        seen = take(stream, lambda frame: frame[0] == "event" and frame[2]["kind"] == "stop_requested")
+    assert {frame[2]["id"] for frame in seen if frame[0] == "run"} <= {run_id}
+    kinds = [(frame[2]["kind"], frame[2]["to_status"]) for frame in seen if frame[0] == "event"]
+    assert kinds == [
+        ("run_status", "queued"), ("attempt_status", "pending"), ("run_status", "pending"), ("stop_requested", None),
+    ]  # fmt: skip
+
+
+def test_one_runs_stream_resumes_without_telling_twice(client: httpx.Client) -> None:
+    run_id = client.post("/runs", json={}).json()["id"]
+    wait_for_status(client, run_id, "pending")
+    with open_stream(client, f"/runs/{run_id}/events") as response:
+        stream = frames(response)
+        seen = take(stream, lambda frame: frame[0] == "event" and frame[2]["to_status"] == "pending")
+        seen += take(stream, lambda frame: frame[0] == "event" and frame[2]["kind"] == "run_status")
+    client.post(f"/runs/{run_id}/stop")
+    with open_stream(client, f"/runs/{run_id}/events", seen[-1][1]) as response:
+        later = take(frames(response), lambda frame: frame[0] == "event")
+    assert later[-1][2]["kind"] == "stop_requested"
+
+
+def test_streams_are_limited(make_client: Callable[..., httpx.Client]) -> None:
+    client = make_client(max_streams=1)
+    with open_stream(client, "/events") as held:
+        raw = held.iter_raw()
+        next(raw)
+        assert_problem(client.get("/events", timeout=5), 503)
+
+
+def test_a_reader_that_stops_reading_harms_nobody(client: httpx.Client) -> None:
+    with open_stream(client, "/events") as stuck:
+        raw = stuck.iter_raw()
+        next(raw)
+        for index in range(20):
+            assert client.post("/runs", json={"notes": "x" * 10_000, "name": f"run {index}"}).status_code == 201
+        assert client.get("/healthz").elapsed.total_seconds() < 2
+
+
+def test_an_open_stream_does_not_keep_the_service_from_ending(tmp_path: Path, launcher: FakeLauncher) -> None:
+    with httpx.Client(timeout=20) as watching, ExitStack() as service:
+        base = service.enter_context(serving(tmp_path, launcher)).base_url
+        with watching.stream("GET", base.join("/events")) as held:
+            raw = held.iter_raw()
+            next(raw)
+            # Ending takes at most the limit that `serving` has for it, and the stream ends as a whole one does.
+            service.close()
+            assert b"event:" not in b"".join(raw)

@@ -1,0 +1,49 @@
+import socket
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from service.serve import AddressInUse, bind
+from service.settings import Settings
+
+
+def test_the_defaults_are_loopback_and_a_file_under_home(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path)
+    assert (settings.host, settings.port) == ("127.0.0.1", 8800)
+    assert settings.effective_database_url == f"sqlite:///{tmp_path}/muonscope.db"
+    assert settings.effective_advertise_url == "http://127.0.0.1:8800"
+
+
+def test_the_environment_says_where_and_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUONSCOPE_PORT", "9000")
+    monkeypatch.setenv("MUONSCOPE_ALLOW_TASKS", "a.b:c, d:e")
+    settings = Settings()
+    assert settings.port == 9000
+    assert settings.allow_tasks == ("a.b:c", "d:e")
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("0.0.0.0", "http://127.0.0.1:8800"), ("::", "http://[::1]:8800"), ("10.1.2.3", "http://10.1.2.3:8800")],
+)
+def test_workers_reach_us_where_we_listen(host: str, url: str) -> None:
+    assert Settings(host=host).effective_advertise_url == url
+
+
+def test_an_advertised_name_is_one_we_answer_to() -> None:
+    assert "gpu.example" in Settings(advertise_url="https://gpu.example:443").answered_hosts
+
+
+@pytest.mark.parametrize("bad", [{"port": 70_000}, {"gpus": -1}, {"lease_s": 3.0, "heartbeat_s": 2.0}, {"nope": 1}])
+def test_a_bad_setting_is_refused_at_construction(bad: dict) -> None:  # type: ignore[type-arg]
+    with pytest.raises(ValidationError):
+        Settings(**bad)
+
+
+def test_a_taken_port_is_told_before_anything_starts() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(AddressInUse, match="cannot listen on"):
+            bind("127.0.0.1", taken.getsockname()[1])
