@@ -5,6 +5,7 @@ import { StatusMark } from "../../components/marks.tsx";
 import { EmptyState } from "../../components/states.tsx";
 import { Ago, Elapsed } from "../../components/time.tsx";
 import { formatInteger } from "../../format/number.ts";
+import { flatten, formatSpecValue } from "../../format/spec.ts";
 import { words } from "../../format/words.ts";
 import { PhaseTimeline } from "./PhaseTimeline.tsx";
 
@@ -21,7 +22,7 @@ export default function AttemptsView({ run }: { run: Run }) {
 }
 
 function AttemptCard({ attempt }: { attempt: Attempt }) {
-  const environment = Object.entries(attempt.environment);
+  const environment = [...flatten(attempt.environment)];
   return (
     <section className="attempt" aria-label={`Attempt ${attempt.number}`}>
       <div className="row wrap-row">
@@ -95,11 +96,10 @@ function AttemptCard({ attempt }: { attempt: Attempt }) {
 }
 
 function Entry({ name, value }: { name: string; value: unknown }) {
-  const isNested = typeof value === "object" && value !== null;
   return (
     <>
       <dt>{name}</dt>
-      <dd>{isNested ? <code>{JSON.stringify(value)}</code> : String(value)}</dd>
+      <dd>{formatSpecValue(value)}</dd>
     </>
   );
 }

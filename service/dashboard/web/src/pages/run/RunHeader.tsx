@@ -11,7 +11,7 @@ import { showError, showToast } from "../../components/toast.tsx";
 import { formatInteger, formatLoss, formatScalar, toNumber } from "../../format/number.ts";
 import { describeSpec, sharedWithPair } from "../../format/spec.ts";
 import { formatDuration } from "../../format/time.ts";
-import { TERMINAL, words } from "../../format/words.ts";
+import { capitalised, TERMINAL, words } from "../../format/words.ts";
 import { href, Link, navigate } from "../../routing/router.tsx";
 import { MomentumCell, poisonedSince, runShare } from "../runs/columns.tsx";
 import { compareHref } from "../runs/links.ts";
@@ -132,7 +132,7 @@ function Evidence({ run }: { run: Run }) {
         )}
         {others.map((finding) => (
           <p key={finding.name} className="ink-2">
-            <span className="strong">{words(finding.name)}</span> <Sentence text={finding.evidence ?? ""} />
+            <span className="strong">{capitalised(words(finding.name))}.</span> <Sentence text={finding.evidence ?? ""} />
           </p>
         ))}
         {failure !== null && failure.kind !== "loss_scale_exhausted" && (
@@ -150,8 +150,7 @@ function Evidence({ run }: { run: Run }) {
 function verdictHeadline({ verdict }: Run): string {
   if (verdict === null) return "";
   const where = verdict.step === null ? "" : ` at step ${formatInteger(verdict.step)}`;
-  const name = words(verdict.name);
-  return `${name.charAt(0).toUpperCase()}${name.slice(1)}${where}.`;
+  return `${capitalised(words(verdict.name))}${where}.`;
 }
 
 function RunActions({ run, onChanged }: Props) {

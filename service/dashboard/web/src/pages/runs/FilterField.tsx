@@ -74,8 +74,7 @@ export function FilterField({ query, problem, inputRef, onChange }: Props) {
       setDraft(chips.at(-1) ?? "");
       setChips(chips.slice(0, -1));
     } else if (event.key === "Escape") {
-      if (isOpen && options.length > 0) setIsOpen(false);
-      else event.currentTarget.blur();
+      event.currentTarget.blur();
     }
   };
 

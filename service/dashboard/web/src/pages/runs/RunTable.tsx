@@ -28,7 +28,8 @@ const features = tableFeatures({ columnVisibilityFeature, rowSelectionFeature, r
 const helper = createColumnHelper<typeof features, Run>();
 const columns = helper.columns(
   COLUMNS.map((column) =>
-    helper.display({
+    // Sorting needs an accessor, although the service does it: the value itself is never compared here.
+    helper.accessor((run) => run.id, {
       id: column.id,
       header: column.label,
       enableSorting: column.sort !== undefined,

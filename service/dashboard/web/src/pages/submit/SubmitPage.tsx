@@ -203,7 +203,9 @@ function FormFields({ schema, context }: { schema: SpecSchema; context: FormCont
 
 function Refusal({ error, issues }: { error: ApiError | null; issues: readonly { path: string; message: string }[] }) {
   const box = useRef<HTMLDivElement>(null);
-  useEffect(() => box.current?.scrollIntoView({ block: "nearest" }), [error]);
+  useEffect(() => {
+    if (error !== null) box.current?.scrollIntoView({ block: "nearest" });
+  }, [error]);
   if (error === null && issues.length === 0) return null;
   return (
     <div className="finding" role="alert" ref={box}>
