@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from muonscope.contract.attempts import AttemptOutcome, Enrolled, Failure, Heartbeat
 from muonscope.contract.status import AttemptStatus, FailureKind, Phase
+from workers import warm_pool
 from workers.controller_client import ControllerClient
 from workers.errors import ControllerAway, ControllerRefused
 from workers.failure import VERDICT_BEARING
@@ -80,7 +81,10 @@ class Attempt:
             return EXIT_FAILED
         self._tell(group)
         self._reporter.tell({Phase.FINISHED: time.time()})
-        return self._report(group, ending)
+        code = self._report(group, ending)
+        # After the outcome: the controller need not wait for the next attempt's comfort.
+        warm_pool.refill(group.node_ids)
+        return code
 
     def _assignments(self) -> list[Assignment]:
         spec, first_step = self._enrolled.spec, self._enrolled.resume_step

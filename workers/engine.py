@@ -131,6 +131,8 @@ def deepspeed_config(spec: RunSpec) -> dict[str, Any]:
         # DeepSpeed's default is 1.0, not off.
         "gradient_clipping": spec.gradient_clipping,
         "zero_allow_untested_optimizer": True,
+        # Our optimizer keeps its state where offload_optimizer keeps the weights; DeepSpeed would insist on its own.
+        "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 2**31 - 1,
         # One reduction for all stages and implementations, so that a pair differs in what it declares only.
         "zero_optimization": {"stage": spec.zero_stage, "reduce_scatter": False},

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -93,26 +94,37 @@ class Shipper:
 
 def ship_until_done(directory: Path) -> None:
     """Ship until the writer is gone and everything is acknowledged, or the controller refuses."""
-    shipper, pauses = Shipper(directory), Pauses()
+    try:
+        with closing(Shipper(directory)) as shipper:
+            is_drained = _ship_while_written(shipper)
+    except FileNotFoundError:
+        # The driver has settled this spool meanwhile, and removed it.
+        return
+    if is_drained:
+        _leave_to_the_driver(directory)
+
+
+def _ship_while_written(shipper: Shipper) -> bool:
+    """Returns whether everything is acknowledged; False: refused, or out of an orphan's patience."""
+    pauses = Pauses()
     orphaned_at: float | None = None
     while True:
         # Asked before the read: what a writer wrote before it vanished is then surely in what is read.
-        alive = is_writer_alive(directory)
+        alive = is_writer_alive(shipper.directory)
         orphaned_at = None if alive else orphaned_at or time.monotonic()
         try:
             count = shipper.ship_once()
         except ControllerRefused:
-            return
+            return False
         except ControllerAway as away:
             if orphaned_at is not None and time.monotonic() - orphaned_at > ORPHAN_PATIENCE_S:
-                return
+                return False
             time.sleep(pauses.next(away.retry_after_s))
             continue
         pauses.reset()
         if not count and not alive:
-            break
+            return True
         time.sleep(POLL_S)
-    _leave_to_the_driver(directory)
 
 
 def drain(directory: Path, patience_s: float, give_up: threading.Event | None = None) -> Shipped:
@@ -120,19 +132,17 @@ def drain(directory: Path, patience_s: float, give_up: threading.Event | None = 
 
     Returns at once when all is acknowledged or refused; after `patience_s`, or once `give_up` is set, otherwise.
     """
-    shipper = Shipper(directory, timeout_s=max(0.2, min(10.0, patience_s)))
+    with closing(Shipper(directory, timeout_s=max(0.2, min(10.0, patience_s)))) as shipper:
 
-    def ship_all() -> None:
-        while shipper.ship_once():
-            pass
+        def ship_all() -> None:
+            while shipper.ship_once():
+                continue
 
-    try:
-        until_answered(ship_all, patience_s=patience_s, give_up=give_up)
-    except (ControllerAway, ControllerRefused) as error:
-        logger.warning("the spool is not drained: %s", error, extra={"action": "spool_not_drained"})
-    finally:
-        shipper.close()
-    return shipper.shipped
+        try:
+            until_answered(ship_all, patience_s=patience_s, give_up=give_up)
+        except (ControllerAway, ControllerRefused) as error:
+            logger.warning("the spool is not drained: %s", error, extra={"action": "spool_not_drained"})
+        return shipper.shipped
 
 
 @dataclass(frozen=True, slots=True)

@@ -292,13 +292,19 @@ def _rank_facts(training: Any, *, is_on_gpu: bool) -> RankFacts:
     )
     return RankFacts(
         rank=rank,
-        environment=describe_environment(training),
+        environment=_plain(describe_environment(training)),
         data_hash=training.data_hash,
         parameters=training.routes,
         momentum_unit=training.momentum_unit,
         initial_parameters_hash=training.initial_parameters_hash,
-        resolved_ds_config=json.loads(json.dumps(training.engine.config, default=str)),
+        resolved_ds_config=_plain(training.engine.config),
     )
+
+
+def _plain(value: dict[str, Any]) -> dict[str, Any]:
+    """Reduce to JSON's own types: a string type of torch's would make the driver import torch to read it."""
+    plain: dict[str, Any] = json.loads(json.dumps(value, default=str))
+    return plain
 
 
 def _final_state(training: Any) -> FinalState:

@@ -178,6 +178,11 @@ class WorkerGroup:
         return [member.facts for member in self._members]
 
     @property
+    def node_ids(self) -> list[str]:
+        """The node of each rank that has started."""
+        return [member.address.node_id for member in self._members if member.address is not None]
+
+    @property
     def first_address(self) -> Address | None:
         """Where rank 0 runs; None before the group has met."""
         return self._members[0].address
