@@ -133,7 +133,7 @@ def test_a_stopped_run_ends_and_frees_its_gpus_within_five_seconds(installation:
 
 
 def test_a_killed_controller_loses_nothing_and_adopts_the_run(installation: Installation) -> None:
-    run_id = installation.submit(steps=600, **STEADY)
+    run_id = installation.submit(steps=300, **STEADY)
     installation.wait(lambda: installation.run(run_id)["summary"]["steps"] > 0, 90, "it trains")
     assert installation.process is not None
     installation.process.send_signal(signal.SIGKILL)
@@ -147,7 +147,7 @@ def test_a_killed_controller_loses_nothing_and_adopts_the_run(installation: Inst
     assert run["status"] == "succeeded", run["failure"]
     assert [attempt["number"] for attempt in run["attempts"]] == [1]
     steps = installation.client.get(f"/runs/{run_id}/steps?limit=10000").json()["steps"]
-    assert [step["step"] for step in steps] == list(range(600))
+    assert [step["step"] for step in steps] == list(range(300))
 
 
 def test_a_clean_end_is_zero_and_leaves_no_process(installation: Installation) -> None:
