@@ -209,8 +209,8 @@ class LocalRay:
                 "RAY_AUTH_MODE": "token",
                 "RAY_AUTH_TOKEN_PATH": str(self._token_file),
                 # Nothing here reads Ray's own metrics, and their agents cost a processor's tenth.
-            "RAY_enable_metrics_collection": "false",
-            # A stopped job has this long to report before SIGKILL.
+                "RAY_enable_metrics_collection": "false",
+                # A stopped job has this long to report before SIGKILL.
                 "RAY_JOB_STOP_WAIT_TIME_S": "3",
             }
         )
