@@ -208,7 +208,7 @@ class LocalRay:
                 HEAD_ID_VARIABLE: head.id,
                 "RAY_AUTH_MODE": "token",
                 "RAY_AUTH_TOKEN_PATH": str(self._token_file),
-                # Nothing here reads Ray's own metrics, and their agents cost a processor's tenth.
+                # Nothing here reads Ray's own metrics.
                 "RAY_enable_metrics_collection": "false",
                 # A stopped job has this long to report before SIGKILL.
                 "RAY_JOB_STOP_WAIT_TIME_S": "3",
