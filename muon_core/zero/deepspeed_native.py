@@ -227,6 +227,9 @@ class NativeMuon:
     def before_check(self) -> None:
         self.last_update_norm_squared = None
 
+    def survived(self) -> None:
+        """DeepSpeed's own order is kept: nothing is done here."""
+
     def after_step(self, overflow: bool) -> None:
         with torch.no_grad():
             self._ordering.after_step(overflow)

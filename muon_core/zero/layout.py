@@ -104,6 +104,8 @@ class ZeroPartitions(ABC):
     def __init__(self, engine: Any, matrices: dict[int, MatrixShape | None]) -> None:
         """Args: `matrices` says by `id(parameter)` how Muon views it."""
         self.zero = engine.optimizer
+        self.device = torch.device(engine.device)
+        """Where this rank computes and communicates; offloaded partitions lie on the CPU."""
         self.process_group: dist.ProcessGroup = self.zero.dp_process_group
         self.rank = dist.get_rank(self.process_group)
         self.world_size = dist.get_world_size(self.process_group)
@@ -114,6 +116,28 @@ class ZeroPartitions(ABC):
     @property
     @abstractmethod
     def stage(self) -> int: ...
+
+    @property
+    def is_offloaded(self) -> bool:
+        """Whether DeepSpeed keeps fp32 weights and gradients, and with them all state of ours, on the CPU."""
+        return _offloads_optimizer(self.zero)
+
+    def forget_offloaded_gradients(self) -> None:
+        """Zero the fp32 gradients that offload keeps from step to step.
+
+        DeepSpeed overwrites only those of parameters that took part in the next backward pass: what a discarded step
+        left, infinity included, would be another's gradient otherwise.
+        """
+        if self.is_offloaded:
+            for partition in self.partitions:
+                gradient = self.flat(partition).grad
+                assert gradient is not None
+                gradient.zero_()
+
+    def _offloaded_gradient(self, partition: Partition) -> Tensor:
+        gradient = self.flat(partition).grad
+        assert gradient is not None
+        return self._unscaled(gradient)
 
     @abstractmethod
     def _place(self) -> tuple[Partition, ...]: ...
@@ -177,6 +201,8 @@ class StageOneTwoPartitions(ZeroPartitions):
         return self.zero.single_partition_of_fp32_groups[partition.number]
 
     def reduced_gradient(self, partition: Partition) -> Tensor:
+        if self.is_offloaded:
+            return self._offloaded_gradient(partition)
         zero, number = self.zero, partition.number
         flat = zero._get_preflattened_grad_partition(number)
         if flat is None:
@@ -215,6 +241,8 @@ class StageThreePartitions(ZeroPartitions):
         return self.zero.fp32_partitioned_groups_flat[partition.number]
 
     def reduced_gradient(self, partition: Partition) -> Tensor:
+        if self.is_offloaded:
+            return self._offloaded_gradient(partition)
         return self._unscaled(self.zero.flatten(self.zero.averaged_gradients[partition.number]))
 
     def spoil_gradient(self, partition: Partition, is_finite: Tensor) -> None:
@@ -275,8 +303,11 @@ def _unsupported_reason(engine: Any) -> tuple[str, str] | None:
         )
     if name not in ("DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3"):
         return f"the engine's optimizer is {name}, which is not ZeRO stage 1, 2 or 3", "set zero_optimization.stage"
-    if getattr(zero, "cpu_offload", False) or getattr(zero, "offload_optimizer", False):
-        return "offload_optimizer is not supported by muon_core", "remove it from zero_optimization"
+    if _offloads_optimizer(zero):
+        if getattr(zero, "swap_optimizer", False):
+            return "offload_optimizer to nvme swaps state that muon_core keeps", "offload to the device cpu"
+        if getattr(zero, "zenflow", False):
+            return "zenflow steps parts of a partition at other times than the rest", "remove zenflow"
     if getattr(zero, "offload_param", False):
         return "offload_param is not supported by muon_core", "remove it from zero_optimization"
     if getattr(zero, "has_moe_layers", False) or getattr(engine, "has_moe_layers", False):
@@ -296,6 +327,10 @@ def _unsupported_reason(engine: Any) -> tuple[str, str] | None:
     if dtypes != {torch.float32}:
         return f"master weights of {dtypes} are not float32", "leave *_master_weights_and_grads off"
     return None
+
+
+def _offloads_optimizer(zero: Any) -> bool:
+    return bool(getattr(zero, "cpu_offload", False) or getattr(zero, "offload_optimizer", False))
 
 
 def _spoil(piece: Tensor, is_finite: Tensor) -> None:

@@ -11,7 +11,7 @@ staged, no collective is added. In `step()`, for one partition at a time:
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from muon_core.errors import NotAttached, UnsupportedSetup
 from muon_core.muon import adamw_step_, apply_update_, new_adamw_state, orthogonalize_directions_, validate_settings
 from muon_core.newton_schulz import coefficient_schedule
 from muon_core.parameters import MatrixShape, Routed, build_param_groups, route_parameters
+from muon_core.zero.clipping import CLIP_SCOPES, Clipping, ClipScope
 from muon_core.zero.exchange import DEFAULT_BUCKET_ELEMENTS, Exchange, ExchangePlan, plan_exchange
 from muon_core.zero.layout import (
     MOMENTUM_KEYS,
@@ -34,8 +35,6 @@ from muon_core.zero.layout import (
 from muon_core.zero.orderings import STEP_ORDERINGS, Group, Ordered, build_ordering
 from muon_core.zero.precision import StepHooks
 
-ClipScope = Literal["gradient"]
-
 
 class ZeroMuon(torch.optim.Optimizer):
     """Muon for matrices and AdamW for the rest, on ZeRO partitions; made by `build_optimizer`, bound by `attach`."""
@@ -46,6 +45,7 @@ class ZeroMuon(torch.optim.Optimizer):
         routed: Sequence[Routed],
         *,
         step_ordering: str = "ordered",
+        clip_scope: ClipScope = "gradient",
         iteration_dtype: torch.dtype | None = None,
         wire_dtype: torch.dtype | None = None,
         bucket_elements: int = DEFAULT_BUCKET_ELEMENTS,
@@ -53,6 +53,7 @@ class ZeroMuon(torch.optim.Optimizer):
         super().__init__([dict(group) for group in params], {})
         self.routed = list(routed)
         self.step_ordering = step_ordering
+        self.clip_scope: ClipScope = clip_scope
         self.iteration_dtype = iteration_dtype
         self.bucket_elements = bucket_elements
         self.ns_calls = 0
@@ -70,6 +71,7 @@ class ZeroMuon(torch.optim.Optimizer):
         }
         self._views = ViewCache()
         self._ordering: Ordered | None = None
+        self._clipping: Clipping | None = None
         self._partitions: ZeroPartitions | None = None
         self._exchange: Exchange | None = None
         self._plans: dict[int, ExchangePlan] = {}
@@ -91,6 +93,11 @@ class ZeroMuon(torch.optim.Optimizer):
         return self._ordering
 
     @property
+    def clipping(self) -> Clipping:
+        assert self._clipping is not None
+        return self._clipping
+
+    @property
     def exchange(self) -> Exchange:
         assert self._exchange is not None
         return self._exchange
@@ -106,19 +113,33 @@ class ZeroMuon(torch.optim.Optimizer):
                 if group["route"] == "muon":
                     self._muon_step(partitions.of_flat(flat), group, flat)
                 else:
-                    adamw_step_(flat, flat.grad, self.state[flat], group)
+                    adamw_step_(flat, self.clipping.adamw_gradient(flat.grad), self.state[flat], group)
         return None
 
     def _muon_step(self, partition: Partition, group: Group, flat: Tensor) -> None:
         assert flat.grad is not None
-        update = self.ordering.take_update(partition, flat.grad)
-        norm_squared = torch.linalg.vector_norm(update).square()
+        update = self.clipping.muon_update(partition, flat.grad)
+        norm_squared = torch.linalg.vector_norm(update).square().to(self.partitions.device)
         previous = self.last_update_norm_squared
         self.last_update_norm_squared = norm_squared if previous is None else previous + norm_squared
         apply_update_(flat, update, lr=group["lr"], weight_decay=group["weight_decay"])
 
+    def take_update(self, partition: Partition, gradient: Tensor) -> Tensor:
+        return self.ordering.take_update(partition, gradient)
+
     def orthogonalize_shards_(self, partition: Partition, group: Group, shard: Tensor) -> None:
-        """Turn a partition's shard of blended directions into its shard of updates; collective where any travels."""
+        """Turn a partition's shard of blended directions into its shard of updates; collective where any travels.
+
+        Offloaded shards come to the accelerator for it: there the products are fast and the ranks can exchange.
+        """
+        if shard.device == self.partitions.device:
+            self._orthogonalize_on_device_(partition, group, shard)
+            return
+        moved = shard.to(self.partitions.device)
+        self._orthogonalize_on_device_(partition, group, moved)
+        shard.copy_(moved)
+
+    def _orthogonalize_on_device_(self, partition: Partition, group: Group, shard: Tensor) -> None:
         plan, rank = self._plans[partition.number], self.partitions.rank
         here = []
         for position in plan.whole[rank]:
@@ -169,12 +190,18 @@ class ZeroMuon(torch.optim.Optimizer):
 
     def before_check(self) -> None:
         self.last_update_norm_squared = None
+        self.clipping.before_check()
         with torch.no_grad():
             self.ordering.before_check()
+
+    def survived(self) -> None:
+        with torch.no_grad():
+            self.clipping.survived()
 
     def after_step(self, overflow: bool) -> None:
         with torch.no_grad():
             self.ordering.after_step(overflow)
+            self.partitions.forget_offloaded_gradients()
 
     def bind(self, engine: Any) -> None:
         """Take over an engine's partitions; `attach` calls it on every rank."""
@@ -190,6 +217,12 @@ class ZeroMuon(torch.optim.Optimizer):
             raise UnsupportedSetup(
                 f"step_ordering {self.step_ordering} must know a window's last micro-batch before it is reduced",
                 "leave managed_gradient_accumulation on",
+            )
+        if self.step_ordering != "ordered" and partitions.is_offloaded:
+            raise UnsupportedSetup(
+                f"step_ordering {self.step_ordering} acts on gradients before the overflow check, where offload has "
+                "already recorded its verdict",
+                "use the ordering ordered, or remove offload_optimizer",
             )
         self._partitions, self.stage = partitions, partitions.stage
         wire_dtype = self._wire_dtype or engine._config.communication_data_type or torch.float32
@@ -210,6 +243,7 @@ class ZeroMuon(torch.optim.Optimizer):
             zero.check_grad_overflow = not looks_at_norm
             self.overflow_checks_added = int(not looks_at_norm)
         self._ordering = build_ordering(self.step_ordering, self)
+        self._clipping = Clipping(self, self.clip_scope, float(zero.clip_grad))
         StepHooks(zero, self, hold_scale=True)
 
 
@@ -234,7 +268,7 @@ def build_optimizer(
     """Build the optimizer to hand to `deepspeed.initialize(model=model, optimizer=…)`; then call `attach`.
 
     DeepSpeed's config must say `"zero_allow_untested_optimizer": true`, and should say `"gradient_clipping"`: its
-    default is 1.0, not off.
+    default is 1.0, not off. With `offload_optimizer` it must also say `"zero_force_ds_cpu_optimizer": false`.
 
     Args:
         model: on every rank the same.
@@ -242,7 +276,9 @@ def build_optimizer(
         adam: AdamW's `lr`, `betas`, `eps`, `weight_decay`; what is missing is Muon's lr and weight decay, and torch's
             betas and eps.
         step_ordering: when the momentum moves; all but `ordered` exist to be compared with it.
-        clip_scope: what `gradient_clipping` measures and scales.
+        clip_scope: what `gradient_clipping` measures and scales: `gradient` (all gradients, as for any optimizer),
+            `update` (Muon's updates with AdamW's gradients, as DeepSpeed's own Muon) or `muon_exempt` (AdamW's
+            gradients alone).
         muon_patterns, adamw_patterns: name patterns that override the routing rules.
         iteration_dtype: of Newton-Schulz; None chooses by device.
         wire_dtype: of matrices that travel between ranks; None takes the config's `communication_data_type` if it
@@ -255,8 +291,8 @@ def build_optimizer(
     coefficient_schedule(ns_method, ns_steps)
     if step_ordering not in STEP_ORDERINGS:
         raise ValueError(f"step_ordering={step_ordering!r} is unknown; choose one of {', '.join(STEP_ORDERINGS)}")
-    if clip_scope != "gradient":
-        raise ValueError(f"clip_scope={clip_scope!r} is not available; choose gradient")
+    if clip_scope not in CLIP_SCOPES:
+        raise ValueError(f"clip_scope={clip_scope!r} is unknown; choose one of {', '.join(CLIP_SCOPES)}")
     if bucket_elements < 1:
         raise ValueError(f"bucket_elements={bucket_elements} must be at least 1")
     adam_settings = {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": weight_decay, **(adam or {})}
@@ -277,6 +313,7 @@ def build_optimizer(
         build_param_groups(model, routed, muon_settings, adam_settings),
         routed,
         step_ordering=step_ordering,
+        clip_scope=clip_scope,
         iteration_dtype=iteration_dtype,
         wire_dtype=wire_dtype,
         bucket_elements=bucket_elements,

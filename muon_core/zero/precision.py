@@ -24,6 +24,9 @@ class StepListener(Protocol):
     def before_check(self) -> None:
         """Gradients are complete, reduced and still loss-scaled; the overflow check has not run."""
 
+    def survived(self) -> None:
+        """The step will be applied, and no gradient has been consumed; told only where the scale is held."""
+
     def after_step(self, overflow: bool) -> None:
         """The step was applied, or discarded because of an overflow."""
 
@@ -45,6 +48,7 @@ class StepHooks:
             self._update_scale(has_overflow)
         else:
             self._growth_waits = True
+            self._listener.survived()
 
     def _hooked_step(self, closure: Any = None) -> None:
         self._growth_waits = False

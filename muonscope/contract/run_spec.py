@@ -306,14 +306,21 @@ def unsupported_reason(spec: RunSpec) -> str | None:
         )
     if spec.loss_scale.static is not None and spec.precision is not Precision.FP16:
         return f"loss_scale.static={spec.loss_scale.static} needs precision=fp16; the run has {spec.precision}"
-    if spec.implementation is Implementation.DEEPSPEED and spec.clip_scope != "update":
-        if spec.gradient_clipping and "clip_scope" in spec.model_fields_set:
+    is_native = spec.implementation is Implementation.DEEPSPEED
+    if is_native and spec.gradient_clipping and spec.clip_scope != "update" and "clip_scope" in spec.model_fields_set:
+        return (
+            f"clip_scope={spec.clip_scope} is not what implementation=deepspeed does: it clips Muon's update "
+            "by the update's own norm; set clip_scope to update"
+        )
+    offload = _optimizer_offload(spec.ds_config)
+    if spec.implementation is Implementation.MUON_CORE and offload != "none":
+        if offload != "cpu":
+            return f"offload_optimizer.device={offload} is not available with implementation=muon_core; choose cpu"
+        if spec.step_ordering is not StepOrdering.ORDERED:
             return (
-                f"clip_scope={spec.clip_scope} is not what implementation=deepspeed does: it clips Muon's update "
-                "by the update's own norm; set clip_scope to update"
+                f"step_ordering={spec.step_ordering} is not available with offload_optimizer: it acts before the "
+                "overflow check, where offload has already recorded its verdict; choose ordered"
             )
-    elif spec.implementation is Implementation.MUON_CORE and spec.clip_scope != "gradient":
-        return f"clip_scope={spec.clip_scope} is not available yet with implementation=muon_core; choose gradient"
     for index, fault in enumerate(spec.faults):
         if fault.rank >= spec.world_size:
             return f"faults[{index}].rank={fault.rank} does not exist at world_size={spec.world_size}"
@@ -323,6 +330,13 @@ def unsupported_reason(spec: RunSpec) -> str | None:
                 f"gradient_accumulation_steps={spec.gradient_accumulation_steps}"
             )
     return None
+
+
+def _optimizer_offload(ds_config: dict[str, Any]) -> str:
+    """Return the device that DeepSpeed is asked to keep optimizer state on; `none` when it is not."""
+    zero = ds_config.get("zero_optimization")
+    offload = zero.get("offload_optimizer") if isinstance(zero, dict) else None
+    return str(offload.get("device", "none")) if isinstance(offload, dict) else "none"
 
 
 def _refuse_unstorable(value: Any, path: str, depth: int) -> None:

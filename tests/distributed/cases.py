@@ -122,6 +122,7 @@ def train(
             "exchange_collectives": optimizer.exchange.num_collectives,
             "all_reduces": optimizer.ordering.num_all_reduces,
             "staged_bytes": optimizer.ordering.staged_bytes,
+            "clip_all_reduces": optimizer.clipping.num_all_reduces,
             "checks_added": optimizer.overflow_checks_added,
             "ns_calls": optimizer.ns_calls,
         }
@@ -166,6 +167,7 @@ def _row(engine: Any, outcome: StepOutcome, before: tuple[int, str], after: tupl
         "discarded": outcome.discarded,
         "scale": (outcome.loss_scale_before, outcome.loss_scale_after),
         "grad_norm": outcome.grad_norm,
+        "clip_norm": None if (norm := attachment_of(engine).clipping.last_norm) is None else norm.item(),
         "lr": outcome.lr,
         "ns_calls": outcome.ns_calls,
         "update_norm": None if norm_squared is None else total.item() ** 0.5,
@@ -179,7 +181,13 @@ def _row(engine: Any, outcome: StepOutcome, before: tuple[int, str], after: tupl
 
 
 def train_in_plain_torch(
-    *, world_size: int, steps: int, micro_batch: int, clip: float = 0.0, settings: dict[str, Any] | None = None
+    *,
+    world_size: int,
+    steps: int,
+    micro_batch: int,
+    clip: float = 0.0,
+    clip_scope: str = "gradient",
+    settings: dict[str, Any] | None = None,
 ) -> list[list[float]]:
     """One process, the full batch, `muon_core.Muon`, fp32: what every sharded run must amount to."""
     torch.manual_seed(0)
@@ -194,7 +202,9 @@ def train_in_plain_torch(
         batches = [samples(WIDTHS, step, rank, 0, micro_batch) for rank in range(world_size)]
         x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
         functional.mse_loss(model(x), y).backward()
-        if clip:
+        if clip and clip_scope == "muon_exempt":
+            torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.ndim < 2], clip)
+        elif clip:
             torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         optimizer.zero_grad()
@@ -207,7 +217,7 @@ def gradient_accumulation(*, stage: int, gas: int, steps: int, implementation: s
     width, per_rank = 64, 8
     model = torch.nn.Sequential(*[torch.nn.Linear(width, width, bias=False) for _ in range(2)])
     config = ds_config(stage=stage, precision="fp32", gas=gas, micro_batch=per_rank // gas)
-    engine = _engine(model, config, implementation, ordering, lr=0.02, momentum=0.95)
+    engine = build_engine(model, config, implementation, ordering, lr=0.02, momentum=0.95)
     generator = torch.Generator().manual_seed(dist.get_rank() + 1)
     for _ in range(steps):
         x, y = (torch.randn(per_rank, width, generator=generator).to(engine.device) for _ in range(2))
@@ -228,7 +238,7 @@ def thirty_steps(
     torch.manual_seed(0)
     world_size, rank = dist.get_world_size(), dist.get_rank()
     config = ds_config(stage=stage, micro_batch=8 // world_size, clip=clip, fp16={"initial_scale_power": power})
-    engine = _engine(SimpleModel(), config, implementation, ordering, lr=0.05, momentum=0.95)
+    engine = build_engine(SimpleModel(), config, implementation, ordering, lr=0.05, momentum=0.95)
     before = full_weights(engine)
     generator, outcomes, died = torch.Generator().manual_seed(100 + rank), [], None
     for step in range(steps):
@@ -265,7 +275,7 @@ def calm_boom(
     config = ds_config(stage=stage, micro_batch=1, fp16={"initial_scale_power": 4})
     if implementation == "deepspeed":
         config["gradient_clipping"] = 1.0
-    engine = _engine(CalmBoom(), config, implementation, ordering, lr=0.01, momentum=0.9)
+    engine = build_engine(CalmBoom(), config, implementation, ordering, lr=0.01, momentum=0.9)
     calm_input, boom_input = (torch.tensor(x).half().view(1, -1).to(engine.device) for x in (calm, boom))
     rows = []
     for step in range(steps):
@@ -324,19 +334,34 @@ def _norms(tensors: Sequence[Tensor]) -> list[float]:
     return [tensor.float().norm().item() for tensor in tensors]
 
 
-def _engine(
-    model: torch.nn.Module, config: dict[str, Any], implementation: str, ordering: str, *, lr: float, momentum: float
+def build_engine(
+    model: torch.nn.Module,
+    config: dict[str, Any],
+    implementation: str,
+    ordering: str,
+    *,
+    lr: float,
+    momentum: float,
+    **settings: Any,
 ) -> Any:
+    """Either implementation, with the same settings; those of `settings` are known to ours alone."""
     if implementation == "muon_core":
         optimizer = muon_core.build_optimizer(
-            model, lr=lr, momentum=momentum, step_ordering=ordering, iteration_dtype=torch.float32
+            model, lr=lr, momentum=momentum, step_ordering=ordering, iteration_dtype=torch.float32, **settings
         )
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
         muon_core.attach(engine, optimizer)
         return engine
     config["optimizer"] = {
         "type": "Muon",
-        "params": {"lr": lr, "momentum": momentum, "weight_decay": 0.0, "torch_adam": True},
+        "params": {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": 0.0,
+            "torch_adam": True,
+            "betas": [0.9, 0.999],
+            "eps": 1e-8,
+        },
     }
     config["zero_optimization"]["reduce_scatter"] = False
     engine, *_ = deepspeed.initialize(model=model, model_parameters=list(model.parameters()), config=config)
@@ -355,7 +380,7 @@ def refusal(*, config: dict[str, Any], tag: bool = False, implementation: str = 
             engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
             muon_core.attach(engine, optimizer)
         else:
-            _engine(model, config, implementation, "master", lr=0.05, momentum=0.95)
+            build_engine(model, config, implementation, "master", lr=0.05, momentum=0.95)
     except (UnsupportedSetup, NotAttached) as error:
         return f"{type(error).__name__}: {error}"
     raise AssertionError("the set-up was accepted")
@@ -391,7 +416,7 @@ def views(*, stage: int, implementation: str, precision: str = "fp16") -> dict[s
     torch.manual_seed(0)
     ordering = "ordered" if implementation == "muon_core" else "deferred"
     config = ds_config(stage=stage, precision=precision, fp16={"initial_scale_power": 10})
-    engine = _engine(Stack(WIDTHS), config, implementation, ordering, lr=0.05, momentum=0.95)
+    engine = build_engine(Stack(WIDTHS), config, implementation, ordering, lr=0.05, momentum=0.95)
     for step in range(3):
         _one_step(engine, step, 1, 4, precision, (), 1.0, WIDTHS, False, True, 1.0)
     first, second = momentum_views(engine), momentum_views(engine)

@@ -10,22 +10,10 @@ import torch
 
 from tests.distributed import cases
 from tests.distributed.gang import Gang
+from tests.distributed.readings import FP32_TOLERANCE, relative, trajectory
 
 Gangs = Callable[[int], Gang]
 STAGES = (1, 2, 3)
-
-# float32 rounds at 6e-8; eight steps through five Newton-Schulz iterations leave a few units in the last places.
-FP32_TOLERANCE = 2e-5
-
-
-def relative(a: list[Any], b: list[Any]) -> float:
-    x, y = (torch.cat([torch.tensor(part).double().flatten() for part in whole]) for whole in (a, b))
-    return ((x - y).norm() / x.norm()).item()
-
-
-def trajectory(run: dict[str, Any]) -> list[tuple[str, str]]:
-    """Bits of momentum and weights after every applied step."""
-    return [(row["momentum"], row["weights"]) for row in run["rows"] if not row["discarded"]]
 
 
 @pytest.mark.parametrize("stage", STAGES)

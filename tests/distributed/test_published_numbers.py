@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.distributed import cases
 from tests.distributed.gang import Gang
+from tests.distributed.readings import relative
 
 Gangs = Callable[[int], Gang]
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "deepspeed.json").read_text())
@@ -24,11 +24,6 @@ def close(ours: list[float], golden: list[Any]) -> bool:
         (math.isnan(a) and math.isnan(b)) or a == b or math.isclose(a, b, rel_tol=RTOL)
         for a, b in zip(ours, golden, strict=True)
     )
-
-
-def relative(a: list[Any], b: list[Any]) -> float:
-    x, y = (torch.cat([torch.tensor(part).flatten() for part in whole]) for whole in (a, b))
-    return ((x - y).norm() / x.norm()).item()
 
 
 @pytest.mark.parametrize(

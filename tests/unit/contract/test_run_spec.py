@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from muonscope.contract import run_spec
-from muonscope.contract.run_spec import FIELDS_WITHOUT_NUMBERS, SUPPORTED_ORDERINGS, RunSpec
+from muonscope.contract.run_spec import FIELDS_WITHOUT_NUMBERS, SUPPORTED_ORDERINGS, RunSpec, unsupported_reason
 from muonscope.contract.status import Implementation, StepOrdering
 
 
@@ -65,6 +65,31 @@ def test_an_ordering_that_an_implementation_lacks_is_refused_with_the_choices() 
 
     assert "step_ordering=master is not available with implementation=deepspeed at zero_stage=3" in message
     assert "deferred" in message
+
+
+@pytest.mark.parametrize("scope", ["gradient", "update", "muon_exempt"])
+def test_every_clip_scope_runs_on_our_arithmetic(scope: str) -> None:
+    spec = RunSpec.model_validate({"clip_scope": scope, "gradient_clipping": 1.0})
+
+    assert unsupported_reason(spec) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "ordering", "expected"),
+    [
+        ("cpu", "ordered", None),
+        ("none", "master", None),
+        ("cpu", "master", "step_ordering=master is not available with offload_optimizer"),
+        ("nvme", "ordered", "offload_optimizer.device=nvme is not available"),
+    ],
+)
+def test_offload_is_refused_only_where_it_cannot_be_right(device: str, ordering: str, expected: str | None) -> None:
+    fields = {"step_ordering": ordering, "ds_config": {"zero_optimization": {"offload_optimizer": {"device": device}}}}
+
+    if expected is None:
+        assert RunSpec.model_validate(fields).step_ordering == ordering
+    else:
+        assert expected in refusal(**fields)
 
 
 def test_every_implementation_and_stage_offers_something() -> None:

@@ -36,7 +36,7 @@ def test_stepping_before_attach_says_what_is_missing() -> None:
     ("settings", "message"),
     [
         ({"step_ordering": "sooner"}, "step_ordering='sooner' is unknown"),
-        ({"clip_scope": "update"}, "clip_scope='update' is not available"),
+        ({"clip_scope": "weights"}, "clip_scope='weights' is unknown"),
         ({"adam": {"beta1": 0.9}}, r"unknown settings \['beta1'\]"),
         ({"adam": {"lr": -1}}, "lr=-1"),
         ({"ns_method": "qr"}, "ns_method='qr'"),

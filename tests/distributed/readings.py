@@ -1,0 +1,19 @@
+"""How tests compare what the ranks returned."""
+
+from typing import Any
+
+import torch
+
+# float32 rounds at 6e-8; eight steps through five Newton-Schulz iterations leave a few units in the last places.
+FP32_TOLERANCE = 2e-5
+
+
+def relative(a: list[Any], b: list[Any]) -> float:
+    """The distance of two sets of weights, over the size of the first."""
+    x, y = (torch.cat([torch.tensor(part).double().flatten() for part in whole]) for whole in (a, b))
+    return ((x - y).norm() / x.norm()).item()
+
+
+def trajectory(run: dict[str, Any]) -> list[tuple[str, str]]:
+    """Bits of momentum and weights after every applied step."""
+    return [(row["momentum"], row["weights"]) for row in run["rows"] if not row["discarded"]]
