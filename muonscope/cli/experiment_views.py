@@ -1,14 +1,12 @@
 """How an experiment's result looks, and what the shell learns from it."""
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from muonscope.cli import exit_codes
 from muonscope.cli.screen import NOT_MEASURED, number
 
 if TYPE_CHECKING:
     from muonscope.client import Experiment, PublishedCheck
-
-PUBLISHED_COLUMN: Final = "published"
 
 
 def result_table(experiment: "Experiment") -> tuple[list[str], list[list[str]]]:
@@ -18,7 +16,7 @@ def result_table(experiment: "Experiment") -> tuple[list[str], list[list[str]]]:
     if not any(table.published):
         return table.columns, rows
     marked = [[*row, _mark(check)] for row, check in zip(rows, table.published, strict=True)]
-    return [*table.columns, PUBLISHED_COLUMN], marked
+    return [*table.columns, table.check_label], marked
 
 
 def experiment_exit_code(experiment: "Experiment") -> int:

@@ -70,7 +70,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _parse_yaml(text: str) -> Any:
     import yaml
 
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+    class Loader(yaml.SafeLoader):
         """YAML without its two traps: dates out of plain text, and a repeated key that silently wins."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:

@@ -164,6 +164,8 @@ class Table(_Answer):
     run_ids: list[str] = Field(default_factory=list)
     published: list[PublishedCheck | None] = Field(default_factory=list)
     """By row; null where nothing is published of the run, or it has not ended."""
+    check_label: str = "published"
+    """What the checks hold the runs against: figures that are `published`, or what is `expected`."""
 
 
 class Experiment(_Answer):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from muonscope.contract.published import Published, published_result
+from muonscope.contract.published import Published, check_label, published_result
 from muonscope.contract.run_spec import RunSpec
 from muonscope.contract.status import RunStatus, Verdict
 from muonscope.contract.telemetry import encode_number
@@ -21,7 +21,6 @@ LABELS: Final = {
     "step_ordering": "ordering",
 }
 RESULT_COLUMNS: Final = ("moved", "momentum finite", "outcome", "overflows", "final scale", "largest weight motion")
-PUBLISHED_COLUMN: Final = "published"
 # What the published tables vary, in their order.
 STANDARD_FIELDS: Final = ("zero_stage", "loss_scale.initial_power", "step_ordering")
 
@@ -58,13 +57,16 @@ class Table:
     rows: list[list[Cell]]
     run_ids: list[str]
     checks: list[Check | None]
-    """By row; None where nothing is published or the run has not ended."""
+    """By row; None where nothing is known of the run or it has not ended."""
+    check_label: str = "published"
+    """What the checks hold the runs against: figures that are published, or what is expected."""
 
     def as_json(self) -> dict[str, Any]:
         return {
             "columns": self.columns,
             "rows": [[_json_cell(cell) for cell in row] for row in self.rows],
             "run_ids": self.run_ids,
+            "check_label": self.check_label,
             "published": [
                 None if check is None else {"matches": check.passed, "differences": list(check.differences)}
                 for check in self.checks
@@ -75,7 +77,7 @@ class Table:
         if not any(self.checks):
             return self.columns, self.rows
         marked = [[*row, _mark(check)] for row, check in zip(self.rows, self.checks, strict=True)]
-        return [*self.columns, PUBLISHED_COLUMN], marked
+        return [*self.columns, self.check_label], marked
 
     def as_markdown(self) -> str:
         """Render a Markdown table; text that would break a cell or start markup is escaped."""
@@ -119,7 +121,7 @@ def build_table(
         for place, result in enumerate(results)
     ]  # fmt: skip
     checks = [check_published(builtin, result) for result in results]
-    return Table(columns, rows, [result.run_id for result in results], checks)
+    return Table(columns, rows, [result.run_id for result in results], checks, check_label(builtin))
 
 
 def _field(spec: Mapping[str, Any], field: str) -> Cell:
@@ -163,11 +165,11 @@ def check_published(builtin: str | None, result: RunResult) -> Check | None:
     published = published_result(builtin, RunSpec.model_validate(result.spec))
     if published is None:
         return None
-    differences = tuple(_differences(published, result))
+    differences = tuple(_differences(published, result, check_label(builtin)))
     return Check(not differences, differences)
 
 
-def _differences(published: Published, result: RunResult) -> list[str]:
+def _differences(published: Published, result: RunResult, label: str) -> list[str]:
     pairs = (
         ("verdict", published.verdict, result.verdict),
         ("verdict step", published.verdict_step, result.verdict_step),
@@ -178,14 +180,14 @@ def _differences(published: Published, result: RunResult) -> list[str]:
         ("final scale", published.final_loss_scale, result.final_loss_scale),
     )
     found = [
-        f"{name} is {display(actual)}, published {display(expected)}"
+        f"{name} is {display(actual)}, {label} {display(expected)}"
         for name, expected, actual in pairs
         if expected is not None and expected != actual
     ]
     least, most, motion = published.least_weight_motion, published.most_weight_motion, result.max_weight_motion
     is_bounded = least > 0 or most is not None
     if is_bounded and (motion is None or not least <= motion <= (math.inf if most is None else most)):
-        found.append(f"largest weight motion is {display(motion)}, published {least:g} to {display(most) or 'any'}")
+        found.append(f"largest weight motion is {display(motion)}, {label} {least:g} to {display(most) or 'any'}")
     return found
 
 

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Body, Path, Query, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from muonscope.contract.published import BYTE_GPT
 from muonscope.contract.run_spec import MAX_NAME_LENGTH, RunSpec
 from service.analysis import builtin_experiments, experiment_table
 from service.analysis.matrix import Cell, expand
@@ -53,6 +54,8 @@ class TableOut(Out):
     rows: list[list[Any]]
     """One a run, cells in the order of the columns."""
     run_ids: list[str]
+    check_label: str
+    """What the checks hold the runs against: figures that are `published`, or what is `expected`."""
     published: list[CheckOut | None]
     """By row, whether the run shows what is published of it; null where nothing is, or it has not ended."""
 
@@ -186,8 +189,18 @@ def _table(session: Session, experiment: Experiment, runs: Sequence[Run]) -> exp
         return experiment_table.build_table(
             results, ("implementation", "step_ordering"), builtin=experiment.builtin, extra=extra
         )
+    losses = _losses(session, runs) if experiment.builtin == BYTE_GPT else None
     fields = tuple(experiment.matrix) or experiment_table.STANDARD_FIELDS
-    return experiment_table.build_table(results, fields, builtin=experiment.builtin)
+    return experiment_table.build_table(results, fields, builtin=experiment.builtin, extra=losses)
+
+
+def _losses(session: Session, runs: Sequence[Run]) -> dict[str, list[experiment_table.Cell]]:
+    """Return each run's first loss and its last: a model that learns shows it here."""
+    first: list[experiment_table.Cell] = []
+    for run in runs:
+        steps = StepRepository(session).page(run, limit=1).steps
+        first.append(steps[0].record.loss if steps else None)
+    return {"first loss": first, "last loss": [get_scalar(run.summary, "last_loss") for run in runs]}
 
 
 def _norm_histories(session: Session, run: Run) -> list[str]:

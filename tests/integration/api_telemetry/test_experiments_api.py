@@ -86,6 +86,19 @@ def test_byte_gpt_takes_a_text(client: httpx.Client) -> None:
     assert {run["spec"]["step_ordering"] for run in experiment["runs"]} == {"master", "ordered"}
 
 
+def test_byte_gpt_shows_its_loss_falling_and_claims_no_published_figure(
+    client: httpx.Client, sqlite_database: Database
+) -> None:
+    experiment = client.post("/experiments", json={"builtin": "byte-gpt"}).json()
+    for voice in _voices(client, sqlite_database, experiment):
+        train(voice, steps=60)
+    table = client.get(f"/experiments/{experiment['id']}").json()["table"]
+
+    assert table["columns"][-2:] == ["first loss", "last loss"]
+    assert [row[-2:] for row in table["rows"]] == [[3.0, pytest.approx(2.41)]] * 4
+    assert table["check_label"] == "expected"
+
+
 def test_calm_boom_shows_both_momenta(client: httpx.Client) -> None:
     experiment = client.post("/experiments", json={"builtin": "calm-boom"}).json()
 

@@ -124,3 +124,11 @@ def test_a_matrix_leaves_its_base_alone_and_fills_in_what_is_missing() -> None:
 
 def test_an_empty_matrix_is_one_run() -> None:
     assert [cell.spec for cell in expand({"steps": 1}, {}, name="e")] == [{"steps": 1, "name": "e"}]
+
+
+def test_what_was_never_published_is_called_expected() -> None:
+    table = build_table([result()], builtin="byte-gpt")
+
+    assert table.as_json()["check_label"] == "expected"
+    assert table.as_csv().splitlines()[0].endswith("expected")
+    assert build_table([result()], builtin="thirty-step").as_json()["check_label"] == "published"
