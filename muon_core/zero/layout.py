@@ -122,11 +122,11 @@ class ZeroPartitions(ABC):
         """Whether DeepSpeed keeps fp32 weights and gradients, and with them all state of ours, on the CPU."""
         return _offloads_optimizer(self.zero)
 
-    def forget_offloaded_gradients(self) -> None:
-        """Zero the fp32 gradients that offload keeps from step to step.
+    def forget_gradients(self) -> None:
+        """Zero the gradients that DeepSpeed keeps from step to step, under offload and at stage 3.
 
-        DeepSpeed overwrites only those of parameters that took part in the next backward pass: what a discarded step
-        left, infinity included, would be another's gradient otherwise.
+        It overwrites only those of parameters that take part in the next backward pass: what a step left, infinity
+        included, would be a later one's gradient otherwise.
         """
         if self.is_offloaded:
             for partition in self.partitions:
@@ -239,6 +239,10 @@ class StageThreePartitions(ZeroPartitions):
 
     def flat(self, partition: Partition) -> Tensor:
         return self.zero.fp32_partitioned_groups_flat[partition.number]
+
+    def forget_gradients(self) -> None:
+        super().forget_gradients()
+        self.zero.grad_partitions_flat_buffer.zero_()
 
     def reduced_gradient(self, partition: Partition) -> Tensor:
         if self.is_offloaded:

@@ -201,7 +201,7 @@ class ZeroMuon(torch.optim.Optimizer):
     def after_step(self, overflow: bool) -> None:
         with torch.no_grad():
             self.ordering.after_step(overflow)
-            self.partitions.forget_offloaded_gradients()
+            self.partitions.forget_gradients()
 
     def bind(self, engine: Any) -> None:
         """Take over an engine's partitions; `attach` calls it on every rank."""

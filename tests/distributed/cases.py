@@ -369,14 +369,16 @@ def build_engine(
     return engine
 
 
-def refusal(*, config: dict[str, Any], tag: bool = False, implementation: str = "muon_core") -> str:
+def refusal(
+    *, config: dict[str, Any], tag: bool = False, implementation: str = "muon_core", ordering: str = "ordered"
+) -> str:
     """Say why a set-up is refused; fails if it is not."""
     model = Stack(WIDTHS)
     if tag:
         model.layers[0].weight.use_muon = True  # type: ignore[assignment]
     try:
         if implementation == "muon_core":
-            optimizer = muon_core.build_optimizer(model)
+            optimizer = muon_core.build_optimizer(model, step_ordering=ordering)
             engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
             muon_core.attach(engine, optimizer)
         else:

@@ -17,14 +17,6 @@ Gangs = Callable[[int], Gang]
     [
         (ds_config(stage=0), "ZeRO stage 0"),
         (ds_config(stage=1, precision="bf16", data_types={"grad_accum_dtype": "fp32"}), "BF16_Optimizer"),
-        (
-            ds_config(
-                stage=2,
-                zero={"offload_optimizer": {"device": "cpu"}},
-                zero_force_ds_cpu_optimizer=False,
-            ),
-            "offload_optimizer is not supported",
-        ),
     ],
 )
 def test_a_layout_we_do_not_know_is_refused_with_the_reason(gang: Gangs, config: dict[str, Any], reason: str) -> None:
