@@ -54,12 +54,26 @@ const at = (key) => {
   return `${BASE}assets/${name}`;
 };
 
+// What the app imports at once is asked for beside it: found one by one, they would cost a second round.
+const entry = Object.values(result.metafile.outputs).find(({ entryPoint }) => entryPoint === "src/main.tsx");
+const chunks = new Set();
+const follow = (output) => {
+  for (const { path: file, kind } of output.imports) {
+    if (kind !== "import-statement" || chunks.has(file)) continue;
+    chunks.add(file);
+    follow(result.metafile.outputs[file]);
+  }
+};
+follow(entry);
+const preloads = [...chunks].map((file) => `<link rel="modulepreload" href="${BASE}assets/${path.basename(file)}">`);
+
 const template = await readFile(path.join(HERE, "src", "index.html"), "utf8");
 const page = template
   .replace("{{theme}}", at("src/theme/boot.ts"))
   .replace("{{styles}}", at("src/styles/index.css"))
   .replace("{{icon}}", at("src/icon.svg"))
   .replace("{{font}}", at("font"))
+  .replace("{{chunks}}", preloads.join("\n    "))
   .replace("{{app}}", at("src/main.tsx"));
 if (page.includes("{{")) throw new Error("index.html has a placeholder that the build does not fill");
 await writeFile(path.join(staging, "index.html"), page);

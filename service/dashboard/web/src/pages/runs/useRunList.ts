@@ -13,6 +13,7 @@ import { asApiError } from "../../api/resource.ts";
 import type { Run, RunPage } from "../../api/types.ts";
 import { mergeHead, replaceRuns } from "./runList.ts";
 
+const FIRST_PAGE = 50;
 const PAGE = 100;
 const FLUSH_MS = 100;
 const REREAD_MS = 1000;
@@ -43,7 +44,7 @@ export function useRunList(query: string, sort: string): RunList {
   const readFirst = useCallback(
     async (signal: AbortSignal | undefined, keepTail: boolean) => {
       try {
-        const page = await requestJson<RunPage>(withQuery("/runs", { q: query, sort, limit: PAGE }), { signal });
+        const page = await requestJson<RunPage>(withQuery("/runs", { q: query, sort, limit: FIRST_PAGE }), { signal });
         setState((before) => {
           const tail = keepTail && before.key === key && page.next_cursor !== null && before.runs.length > page.runs.length;
           return {
