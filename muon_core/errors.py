@@ -3,7 +3,8 @@
     MuonCoreError
     ├── UnsupportedSetup      a DeepSpeed set-up that would train something else than was asked
     │   └── NotAttached       the optimizer stepped, or was asked about an engine, before `attach`
-    └── LossScaleExhausted    an overflow at the smallest loss scale: the run cannot go on
+    ├── LossScaleExhausted    an overflow at the smallest loss scale: the run cannot go on
+    └── CheckpointMismatch    a consolidated checkpoint that this model and routing cannot resume from
 
 Overflow itself is an outcome of a step (`muon_core.zero.precision.StepOutcome`), never an error.
 """
@@ -44,3 +45,15 @@ class LossScaleExhausted(MuonCoreError):
             f"the gradient overflowed at the minimum loss scale {self.loss_scale:g}; "
             "no smaller scale is allowed, so no further step can be applied"
         )
+
+
+class CheckpointMismatch(MuonCoreError):
+    """A folder that holds no consolidated checkpoint, or one of another model or routing."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"cannot resume from {self.path}: {self.reason}"

@@ -154,6 +154,10 @@ class ZeroPartitions(ABC):
     def spoil_gradient(self, partition: Partition, is_finite: Tensor) -> None:
         """Make DeepSpeed's check see a non-finite gradient where `is_finite`, a device flag, is false."""
 
+    @abstractmethod
+    def publish_weights(self) -> None:
+        """Bring fp32 weights that were written from outside into the model on every rank; collective."""
+
     def of_flat(self, flat: Tensor) -> Partition:
         """Return the partition whose weights `flat` is; DeepSpeed hands the optimizer nothing else."""
         for partition in self.partitions:
@@ -216,6 +220,11 @@ class StageOneTwoPartitions(ZeroPartitions):
                 _spoil(piece, is_finite)
                 return
 
+    def publish_weights(self) -> None:
+        self.zero.update_lp_params()
+        for group_index in range(len(self.zero.bit16_groups)):
+            self.zero._update_model_bit16_weights(group_index)
+
 
 class StageThreePartitions(ZeroPartitions):
     """Every parameter cut into one equal piece a rank; a sub-group's pieces laid end to end."""
@@ -255,6 +264,14 @@ class StageThreePartitions(ZeroPartitions):
             if parameter.fragments[self.rank].numel:
                 _spoil(piece, is_finite)
                 return
+
+    def publish_weights(self) -> None:
+        zero = self.zero
+        zero._partition_all_parameters()
+        for number, flat in enumerate(zero.fp32_partitioned_groups_flat):
+            zero.fp16_partitioned_groups_flat[number].data.copy_(flat.data)
+            zero._unflatten_partitioned_parameters(number)
+        zero.checkpoint_event_epilogue()
 
 
 def cut_into_partitions(first: int, numel: int, partition_size: int, world_size: int) -> tuple[Fragment, ...]:

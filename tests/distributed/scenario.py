@@ -179,6 +179,18 @@ def _weight_pieces(engine: Any) -> list[Piece]:
     return pieces
 
 
+def full_state(engine: Any, key: str) -> dict[int, Tensor]:
+    """One kind of optimizer state, whole, by parameter index, for those that have it; collective."""
+    optimizer, pieces = attachment_of(engine), []
+    partitions = optimizer.partitions
+    for partition in partitions.partitions:
+        flat = optimizer.state[partitions.flat(partition)].get(key)
+        for parameter in partition.parameters if flat is not None else ():
+            fragment = parameter.fragments[partitions.rank]
+            pieces.append((parameter.index, fragment.start, flat.narrow(0, fragment.offset, fragment.numel)))
+    return _put_together(pieces)[0]
+
+
 def _momentum_pieces(engine: Any) -> list[Piece]:
     partitions = attachment_of(engine).partitions
     starts = {

@@ -6,11 +6,17 @@ import pytest
 from torch import nn
 
 from muon_core import build_optimizer
-from muon_core.errors import LossScaleExhausted, NotAttached, UnsupportedSetup
+from muon_core.errors import CheckpointMismatch, LossScaleExhausted, NotAttached, UnsupportedSetup
 
 
 @pytest.mark.parametrize(
-    "error", [UnsupportedSetup("a reason", "a remedy"), NotAttached("not yet", "attach"), LossScaleExhausted(1.0)]
+    "error",
+    [
+        UnsupportedSetup("a reason", "a remedy"),
+        NotAttached("not yet", "attach"),
+        LossScaleExhausted(1.0),
+        CheckpointMismatch("p", "r"),
+    ],
 )
 def test_errors_survive_pickling(error: Exception) -> None:
     copy = pickle.loads(pickle.dumps(error))

@@ -1,0 +1,343 @@
+"""Checkpoints that another world size, ZeRO stage or partition layout can resume from.
+
+DeepSpeed's own checkpoints hold each rank's partition as it lies there, and its ways to re-cut them know Adam alone.
+Here every parameter is written whole, by name:
+
+    <path>/manifest.json               what is held and where, steps, loss scaler, learning-rate schedule
+    <path>/tensors-00001.safetensors   master/<name>, and momentum_buffer/<name> or exp_avg/<name>, exp_avg_sq/<name>;
+                                       frozen/<name>, buffer/<name>
+
+Bits are kept: the float32 values that a run resumes with are those it was saved with.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from muon_core.errors import CheckpointMismatch
+from muon_core.parameters import full_shape, trainable_parameters
+from muon_core.zero.layout import Partition, PlacedParameter, ZeroPartitions
+from muon_core.zero.optimizer import ZeroMuon
+
+FORMAT: Final = "muon_core.consolidated"
+VERSION: Final = 1
+MANIFEST: Final = "manifest.json"
+DEFAULT_FILE_BYTES: Final = 1 << 31
+_PROGRESS: Final = ("global_steps", "global_samples", "skipped_steps")
+_SCALER: Final = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+_STATE_KEYS: Final = {"muon": ("momentum_buffer",), "adamw": ("exp_avg", "exp_avg_sq")}
+
+
+def save_consolidated(
+    engine: Any,
+    optimizer: ZeroMuon,
+    path: str | os.PathLike[str],
+    *,
+    client_state: dict[str, Any] | None = None,
+    file_bytes: int = DEFAULT_FILE_BYTES,
+) -> None:
+    """Write everything that training goes on from, parameter by parameter.
+
+    Collective: every rank must call it, between steps; the first rank writes. Nothing but a complete checkpoint ever
+    stands at `path`.
+
+    Args:
+        engine, optimizer: as given to `attach`.
+        path: a folder that does not exist yet, on a file system that all ranks share when it is loaded.
+        client_state: what else to keep, as JSON.
+        file_bytes: a file is closed once it holds this much; the first rank keeps one file in memory.
+    Raises:
+        ValueError: inside an accumulation window, a path that is taken, or a state that JSON cannot hold.
+        OSError: the first rank could not write; every rank is told.
+    """
+    if engine.micro_steps % engine.gradient_accumulation_steps():
+        raise ValueError("inside a gradient accumulation window there is a gradient to lose; save after its last step")
+    target = Path(path)
+    manifest = _manifest(engine, optimizer, client_state)
+    writer = _Writer(target, file_bytes) if dist.get_rank() == 0 else None
+    for key, tensor in _whole_tensors(engine, optimizer):
+        if writer is not None:
+            writer.add(key, tensor)
+    outcome = [writer.finish(manifest) if writer is not None else None]
+    dist.broadcast_object_list(outcome, src=0)
+    if outcome[0] is not None:
+        raise outcome[0]
+
+
+def load_consolidated(engine: Any, optimizer: ZeroMuon, path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Resume from a checkpoint, whatever world size and stage wrote it.
+
+    Collective: every rank must call it, after `attach`. Settings (learning rate, momentum, …) stay those of this
+    run, except for a learning rate that a schedule has moved.
+
+    Returns:
+        The `client_state` it was saved with.
+    Raises:
+        CheckpointMismatch: not such a checkpoint, or one of another model or routing; nothing has been changed.
+    """
+    source = Path(path)
+    manifest = _read_manifest(source)
+    partitions = optimizer.partitions
+    names = [name for name, _ in trainable_parameters(engine.module)]
+    _require_same_model(source, manifest, _described(engine, optimizer))
+    with torch.no_grad(), _Reader(source, manifest) as reader:
+        for partition in partitions.partitions:
+            _load_partition(partition, optimizer, names, manifest, reader)
+        _load_the_rest(engine.module, reader)
+        partitions.publish_weights()
+    _restore_progress(engine, optimizer, manifest)
+    return dict(manifest["client_state"])
+
+
+def _manifest(engine: Any, optimizer: ZeroMuon, client_state: dict[str, Any] | None) -> dict[str, Any]:
+    schedule = None if engine.lr_scheduler is None else engine.lr_scheduler.state_dict()
+    scaler = engine.optimizer.loss_scaler
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "written_by": {"zero_stage": optimizer.stage, "world_size": dist.get_world_size(), "torch": torch.__version__},
+        "parameters": _described(engine, optimizer),
+        "adam_steps": _adam_steps(engine, optimizer),
+        "progress": {name: getattr(engine, name) for name in _PROGRESS},
+        "loss_scaler": {name: getattr(scaler, name) for name in _SCALER} if scaler.dynamic else None,
+        "schedule": schedule,
+        "learning_rates": {group["route"]: group["lr"] for group in optimizer.param_groups},
+        "client_state": client_state or {},
+    }
+    try:
+        return dict(json.loads(json.dumps(manifest)))
+    except TypeError as error:
+        raise ValueError(f"client_state or the schedule's state is not JSON: {error}") from error
+
+
+def _described(engine: Any, optimizer: ZeroMuon) -> dict[str, Any]:
+    """Say by name what each parameter is: what a checkpoint and the run that loads it must agree about."""
+    routes = {entry.name: entry.route for entry in optimizer.routed}
+    return {
+        name: {"shape": list(full_shape(parameter)), "route": routes[name]}
+        for name, parameter in engine.module.named_parameters()
+    }
+
+
+def _adam_steps(engine: Any, optimizer: ZeroMuon) -> dict[str, float]:
+    names = [name for name, _ in trainable_parameters(engine.module)]
+    partitions = optimizer.partitions
+    return {
+        names[parameter.index]: float(optimizer.state[partitions.flat(partition)]["step"])
+        for partition in partitions.partitions
+        if optimizer.group_of(partition)["route"] == "adamw"
+        for parameter in partition.parameters
+    }
+
+
+def _whole_tensors(engine: Any, optimizer: ZeroMuon) -> Iterator[tuple[str, Tensor]]:
+    """Yield every tensor, whole and on the CPU; collective, the same order on every rank."""
+    names = [name for name, _ in trainable_parameters(engine.module)]
+    shapes = [full_shape(parameter) for _, parameter in trainable_parameters(engine.module)]
+    partitions = optimizer.partitions
+    for partition in partitions.partitions:
+        for key, flat in _flat_tensors(partition, optimizer):
+            for parameter in partition.parameters:
+                whole = _gathered(partitions, parameter, flat).view(shapes[parameter.index])
+                yield f"{key}/{names[parameter.index]}", whole.cpu()
+    for name, parameter in engine.module.named_parameters():
+        if not parameter.requires_grad:
+            yield f"frozen/{name}", _whole_frozen(parameter)
+    for name, buffer in _persistent_buffers(engine.module):
+        yield f"buffer/{name}", buffer.detach().cpu().clone().contiguous()
+
+
+def _flat_tensors(partition: Partition, optimizer: ZeroMuon) -> list[tuple[str, Tensor]]:
+    flat = optimizer.partitions.flat(partition)
+    state = optimizer.state[flat]
+    keys = _STATE_KEYS[optimizer.group_of(partition)["route"]]
+    return [("master", flat.detach()), *((key, state[key]) for key in keys)]
+
+
+def _gathered(partitions: ZeroPartitions, parameter: PlacedParameter, flat: Tensor) -> Tensor:
+    """Put one parameter together from all ranks; meaningful on the first rank.
+
+    The bits are summed as integers, of which all but one are zero: -0.0 and NaN come through unchanged.
+    """
+    whole = torch.zeros(parameter.numel, dtype=torch.float32, device=partitions.device)
+    fragment = parameter.fragments[partitions.rank]
+    if fragment.numel:
+        whole.narrow(0, fragment.start, fragment.numel).copy_(flat.narrow(0, fragment.offset, fragment.numel))
+    dist.reduce(whole.view(torch.int32), dst=0, group=partitions.process_group)
+    return whole
+
+
+def _whole_frozen(parameter: nn.Parameter) -> Tensor:
+    if not hasattr(parameter, "ds_id"):
+        return parameter.detach().cpu().clone().contiguous()
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters([parameter]):
+        return parameter.detach().cpu().clone().contiguous()
+
+
+def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for prefix, owner in module.named_modules():
+        for name, buffer in owner.named_buffers(recurse=False):
+            if name not in owner._non_persistent_buffers_set:
+                yield f"{prefix}.{name}" if prefix else name, buffer
+
+
+class _Writer:
+    """Collects tensors into files beside the target, and moves the whole folder there at the end.
+
+    An error is kept until `finish`: the other ranks are inside collectives that this one must take part in.
+    """
+
+    def __init__(self, target: Path, file_bytes: int) -> None:
+        self._target, self._file_bytes = target, file_bytes
+        self._partial = target.with_name(target.name + ".partial")
+        self._held: dict[str, Tensor] = {}
+        self._files: dict[str, str] = {}
+        self._num_files = 0
+        self._error: Exception | None = None
+        try:
+            if target.exists():
+                raise ValueError(f"{target} exists already; a checkpoint never replaces another")
+            shutil.rmtree(self._partial, ignore_errors=True)
+            self._partial.mkdir(parents=True)
+        except (OSError, ValueError) as error:
+            self._error = error
+
+    def add(self, key: str, tensor: Tensor) -> None:
+        if self._error is not None:
+            return
+        self._held[key] = tensor
+        if sum(held.numel() * held.element_size() for held in self._held.values()) >= self._file_bytes:
+            self._write_held()
+
+    def finish(self, manifest: dict[str, Any]) -> Exception | None:
+        """Complete the checkpoint and return what went wrong, if anything did."""
+        if self._error is None:
+            self._write_held()
+        if self._error is None:
+            try:
+                text = json.dumps({**manifest, "tensors": self._files}, indent=1, sort_keys=True)
+                (self._partial / MANIFEST).write_text(text)
+                self._partial.rename(self._target)
+            except OSError as error:
+                self._error = error
+        if self._error is not None:
+            shutil.rmtree(self._partial, ignore_errors=True)
+        return self._error
+
+    def _write_held(self) -> None:
+        if not self._held:
+            return
+        self._num_files += 1
+        name = f"tensors-{self._num_files:05}.safetensors"
+        try:
+            save_file(self._held, self._partial / name)
+        except Exception as error:  # safetensors wraps what the operating system says in an error of its own.
+            self._error = OSError(f"cannot write {self._partial / name}: {error}")
+        self._files.update(dict.fromkeys(self._held, name))
+        self._held = {}
+
+
+class _Reader:
+    """Reads single tensors by key from a checkpoint's memory-mapped files."""
+
+    def __init__(self, source: Path, manifest: dict[str, Any]) -> None:
+        self._source, self._files = source, manifest["tensors"]
+        self._open: dict[str, Any] = {}
+
+    def __enter__(self) -> "_Reader":
+        for name in sorted(set(self._files.values())):
+            try:
+                self._open[name] = safe_open(self._source / name, framework="pt").__enter__()
+            except Exception as error:
+                raise CheckpointMismatch(str(self._source), f"{name} cannot be read: {error}") from error
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        for file in self._open.values():
+            file.__exit__(*reason)
+
+    def tensor(self, key: str) -> Tensor:
+        return self._open[self._files[key]].get_tensor(key)
+
+
+def _read_manifest(source: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads((source / MANIFEST).read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointMismatch(str(source), f"{MANIFEST} cannot be read: {error}") from error
+    found = (manifest.get("format"), manifest.get("version")) if isinstance(manifest, dict) else None
+    if found != (FORMAT, VERSION):
+        raise CheckpointMismatch(str(source), f"it is {found}, not {(FORMAT, VERSION)}")
+    return dict(manifest)
+
+
+def _require_same_model(source: Path, manifest: dict[str, Any], ours: dict[str, Any]) -> None:
+    theirs = manifest["parameters"]
+    for name in sorted(set(theirs) | set(ours)):
+        if theirs.get(name) != ours.get(name):
+            raise CheckpointMismatch(
+                str(source), f"parameter {name} is {_said(theirs.get(name))} there and {_said(ours.get(name))} here"
+            )
+
+
+def _said(parameter: dict[str, Any] | None) -> str:
+    return "absent" if parameter is None else f"{parameter['route']} of shape {parameter['shape']}"
+
+
+def _load_partition(
+    partition: Partition, optimizer: ZeroMuon, names: list[str], manifest: dict[str, Any], reader: _Reader
+) -> None:
+    rank = optimizer.partitions.rank
+    for key, flat in _flat_tensors(partition, optimizer):
+        for parameter in partition.parameters:
+            fragment = parameter.fragments[rank]
+            if fragment.numel:
+                whole = reader.tensor(f"{key}/{names[parameter.index]}").view(-1)
+                piece = whole.narrow(0, fragment.start, fragment.numel)
+                flat.narrow(0, fragment.offset, fragment.numel).copy_(piece)
+    if optimizer.group_of(partition)["route"] == "adamw":
+        steps = {manifest["adam_steps"][names[parameter.index]] for parameter in partition.parameters}
+        assert len(steps) == 1, "AdamW steps all of its parameters together"
+        optimizer.state[optimizer.partitions.flat(partition)]["step"].fill_(steps.pop())
+
+
+def _load_the_rest(module: nn.Module, reader: _Reader) -> None:
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            continue
+        if hasattr(parameter, "ds_id"):
+            import deepspeed
+
+            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+                if dist.get_rank() == 0:
+                    parameter.copy_(reader.tensor(f"frozen/{name}"))
+        else:
+            parameter.copy_(reader.tensor(f"frozen/{name}"))
+    for name, buffer in _persistent_buffers(module):
+        buffer.copy_(reader.tensor(f"buffer/{name}"))
+
+
+def _restore_progress(engine: Any, optimizer: ZeroMuon, manifest: dict[str, Any]) -> None:
+    for name in _PROGRESS:
+        setattr(engine, name, manifest["progress"][name])
+    engine.micro_steps = engine.global_steps * engine.gradient_accumulation_steps()
+    scaler = engine.optimizer.loss_scaler
+    # A static scale is a setting, and settings are this run's.
+    if manifest["loss_scaler"] is not None and scaler.dynamic:
+        for name in _SCALER:
+            setattr(scaler, name, manifest["loss_scaler"][name])
+    if manifest["schedule"] is not None and engine.lr_scheduler is not None:
+        engine.lr_scheduler.load_state_dict(manifest["schedule"])
+        for group in optimizer.param_groups:
+            group["lr"] = manifest["learning_rates"][group["route"]]

@@ -1,0 +1,155 @@
+"""Runs that stop on one set-up and go on in another, on the same global batches."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from muon_core import load_consolidated, save_consolidated
+from muon_core.errors import CheckpointMismatch
+from muon_core.zero.layout import attachment_of
+from muon_core.zero.precision import engine_step
+from tests.distributed.scenario import DTYPES, Stack, digest, ds_config, full_state, full_weights, muon_engine
+
+GLOBAL_BATCH = 8
+WIDTHS = (24, 40, 17)
+
+
+class Furnished(nn.Module):
+    """A stack with what besides trained weights makes up a model: a frozen parameter and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = Stack(WIDTHS)
+        self.shift = nn.Parameter(torch.randn(24), requires_grad=False)
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.stack(x + self.shift.to(x.dtype))
+
+
+def save(
+    *,
+    stage: int,
+    folder: str,
+    precision: str = "fp32",
+    steps: int = 4,
+    more: int = 3,
+    file_bytes: int = 1 << 31,
+    **options: Any,
+) -> dict[str, Any]:
+    """Train, write a checkpoint, and train on: what a resumed run is held against."""
+    with _engine(stage, precision, seed=0, **options) as (engine, optimizer):
+        for step in range(steps):
+            _step(engine, step, precision, is_planted=precision == "fp16" and step == steps - 1)
+        engine.module.seen.fill_(5.0)
+        save_consolidated(engine, optimizer, folder, client_state={"step": steps}, file_bytes=file_bytes)
+        at_checkpoint = _everything(engine)
+        for step in range(steps, steps + more):
+            _step(engine, step, precision)
+        return {"at_checkpoint": at_checkpoint, "end": _everything(engine), "weights": _lists(engine)}
+
+
+def resume(
+    *, stage: int, folder: str, precision: str = "fp32", steps: int = 4, more: int = 3, **options: Any
+) -> dict[str, Any]:
+    """Load into a model of other numbers, and train on."""
+    with _engine(stage, precision, seed=99, **options) as (engine, optimizer):
+        untouched = _everything(engine)
+        client_state = load_consolidated(engine, optimizer, folder)
+        loaded = _everything(engine)
+        shown = {p.dtype for p in engine.module.parameters() if p.requires_grad}
+        for step in range(steps, steps + more):
+            _step(engine, step, precision)
+        return {
+            "untouched": untouched,
+            "at_checkpoint": loaded,
+            "end": _everything(engine),
+            "weights": _lists(engine),
+            "client_state": client_state,
+            "dtypes": [str(dtype) for dtype in shown],
+        }
+
+
+def refused_resume(*, stage: int, folder: str, pattern: str) -> tuple[str, bool]:
+    """Try to load what another routing wrote; say the reason, and whether anything was changed."""
+    with _engine(stage, "fp32", seed=99, adamw_patterns=(pattern,)) as (engine, optimizer):
+        before = _everything(engine)
+        try:
+            load_consolidated(engine, optimizer, folder)
+        except CheckpointMismatch as error:
+            return str(error), _everything(engine) == before
+    raise AssertionError("the checkpoint was accepted")
+
+
+def refused_save(*, folder: str) -> list[str]:
+    """Try to save over what stands there, and inside an accumulation window."""
+    messages = []
+    Path(folder).mkdir(exist_ok=True)
+    with _engine(1, "fp32", seed=0, gas=2) as (engine, optimizer):
+        for is_inside in (False, True):
+            if is_inside:
+                engine.backward(engine(torch.ones(2, 24).to(engine.device)).sum())
+                engine_step(engine)
+            try:
+                save_consolidated(engine, optimizer, folder)
+            except ValueError as error:
+                messages.append(str(error))
+    return messages
+
+
+def _engine(stage: int, precision: str, *, seed: int, gas: int = 1, **settings: Any) -> Any:
+    torch.manual_seed(seed)
+    zero = settings.pop("zero", None)
+    config = ds_config(
+        stage=stage,
+        precision=precision,
+        gas=gas,
+        micro_batch=GLOBAL_BATCH // dist.get_world_size(),
+        fp16={"initial_scale_power": 12, "hysteresis": 2, "loss_scale_window": 3},
+        zero=zero,
+        zero_force_ds_cpu_optimizer=False,
+        scheduler={
+            "type": "WarmupLR",
+            "params": {"warmup_min_lr": 0.0, "warmup_max_lr": 0.05, "warmup_num_steps": 6, "warmup_type": "linear"},
+        },
+    )
+    return muon_engine(Furnished(), config, lr=0.05, adam={"lr": 1e-3}, iteration_dtype=torch.float32, **settings)
+
+
+def _step(engine: Any, step: int, precision: str, *, is_planted: bool = False) -> None:
+    generator = torch.Generator().manual_seed(step)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    x, y = (torch.randn(GLOBAL_BATCH, width, generator=generator).chunk(world_size)[rank] for width in (24, 17))
+    x = (x * 6e4 if is_planted else x).to(engine.device, DTYPES[precision])
+    engine.backward(functional.mse_loss(engine(x).float(), y.to(engine.device)))
+    assert engine_step(engine).discarded == is_planted
+
+
+def _everything(engine: Any) -> dict[str, Any]:
+    """All that training goes on from, as digests and numbers."""
+    optimizer, zero = attachment_of(engine), engine.optimizer
+    partitions = optimizer.partitions
+    steps = {
+        float(optimizer.state[partitions.flat(partition)]["step"])
+        for partition in partitions.partitions
+        if optimizer.group_of(partition)["route"] == "adamw"
+    }
+    scaler = {name: getattr(zero.loss_scaler, name, None) for name in ("cur_scale", "cur_iter", "cur_hysteresis")}
+    return {
+        "weights": digest(full_weights(engine)),
+        **{key: digest(full_state(engine, key)) for key in ("momentum_buffer", "exp_avg", "exp_avg_sq")},
+        "adam_steps": sorted(steps),
+        "scaler": scaler,
+        "counts": (engine.global_steps, engine.skipped_steps),
+        "lr": [group["lr"] for group in optimizer.param_groups],
+        "schedule": engine.lr_scheduler.state_dict(),
+        "buffer": engine.module.seen.tolist(),
+    }
+
+
+def _lists(engine: Any) -> list[list[float]]:
+    return [weight.tolist() for weight in full_weights(engine)]
