@@ -26,7 +26,7 @@ from typing import Any, Final
 import httpx
 import psutil
 
-from service.controller.worker_environment import count_real_gpus, worker_environment
+from service.controller.worker_environment import WARM_POOL, count_real_gpus, worker_environment
 from service.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -204,6 +204,7 @@ class LocalRay:
         return (
             kept
             | worker_environment(has_gpus=self._real_gpus > 0)
+            | WARM_POOL
             | {
                 HEAD_ID_VARIABLE: head.id,
                 "RAY_AUTH_MODE": "token",

@@ -2,8 +2,14 @@
 
 import os
 from pathlib import Path
+from typing import Final
 
 import service
+
+# What a Ray that we start is told besides: it keeps idle workers that have imported what ranks need, so that a rank
+# starts seconds sooner. The workers' room says the same of itself (`workers.warm_pool.ray_start_environment`), and a
+# test holds the two equal; importing it here would load what this process must stay free of.
+WARM_POOL: Final = {"RAY_preload_python_modules": "workers.preload", "RAY_enable_worker_prestart": "true"}
 
 
 def worker_environment(*, has_gpus: bool) -> dict[str, str]:

@@ -18,8 +18,9 @@ from service.controller.local_ray import (
     free_ports,
     session_folder,
 )
-from service.controller.worker_environment import count_real_gpus, worker_environment
+from service.controller.worker_environment import WARM_POOL, count_real_gpus, worker_environment
 from service.settings import Settings
+from workers.warm_pool import ray_start_environment
 
 SOCKET_NAME = "/session_2026-11-29_16-30-04_016005_4194304/sockets/plasma_store"
 
@@ -98,3 +99,7 @@ def test_processors_get_one_thread_a_rank_and_gpus_do_not() -> None:
 def test_visible_devices_say_how_many_gpus_there_are(visible: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert count_real_gpus() == count
+
+
+def test_the_local_ray_keeps_the_warm_pool_that_the_workers_describe() -> None:
+    assert ray_start_environment() == WARM_POOL
