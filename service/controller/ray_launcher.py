@@ -8,6 +8,7 @@ Jobs carry no secret in their environment, which this API echoes: the one-use en
 """
 
 import asyncio
+import re
 import shlex
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -30,6 +31,7 @@ from service.controller.launcher import (
 OWNER_METADATA: Final = "muonscope_store"
 MAX_LOG_LENGTH: Final = 4 * 1024 * 1024
 _PARALLEL_READS: Final = 16
+_ENROLMENT_TOKEN: Final = re.compile(r"(--enrolment-token )\S+")
 _TIMEOUT: Final = httpx.Timeout(10.0, connect=2.0)
 
 
@@ -107,7 +109,9 @@ class RayLauncher:
         response = await self._send("GET", f"/api/jobs/{submission_id}/logs")
         if response.status_code == 404:
             return None
-        return str(_json(response).get("logs") or "")[-MAX_LOG_LENGTH:]
+        text = str(_json(response).get("logs") or "")[-MAX_LOG_LENGTH:]
+        # Ray logs a job's command line. The token there is spent, but no reader needs it.
+        return _ENROLMENT_TOKEN.sub(r"\1<spent>", text)
 
     async def resources(self) -> ClusterResources:
         nodes, status = await asyncio.gather(

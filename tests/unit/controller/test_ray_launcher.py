@@ -161,6 +161,14 @@ def test_logs_of_an_unknown_job_are_none() -> None:
     assert call(launcher(lambda _: httpx.Response(404)), lambda one: one.logs("run-abc-a1")) is None
 
 
+def test_logs_show_everything_but_the_enrolment_token() -> None:
+    printed = "Running entrypoint: python -m workers.driver --attempt a --enrolment-token s3cret\nstep 0\n"
+
+    shown = call(launcher(lambda _: httpx.Response(200, json={"logs": printed})), lambda one: one.logs("run-abc-a1"))
+
+    assert shown == printed.replace("s3cret", "<spent>")
+
+
 def test_preparing_wakes_the_heads_agent() -> None:
     seen: list[str] = []
     summary = [
