@@ -10,6 +10,7 @@ staged, no collective is added. In `step()`, for one partition at a time:
 4. decoupled weight decay, learning rate
 """
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -49,6 +50,7 @@ class ZeroMuon(torch.optim.Optimizer):
         iteration_dtype: torch.dtype | None = None,
         wire_dtype: torch.dtype | None = None,
         bucket_elements: int = DEFAULT_BUCKET_ELEMENTS,
+        schedule_counts_discarded_steps: bool = False,
     ) -> None:
         super().__init__([dict(group) for group in params], {})
         self.routed = list(routed)
@@ -56,6 +58,7 @@ class ZeroMuon(torch.optim.Optimizer):
         self.clip_scope: ClipScope = clip_scope
         self.iteration_dtype = iteration_dtype
         self.bucket_elements = bucket_elements
+        self.schedule_counts_discarded_steps = schedule_counts_discarded_steps
         self.ns_calls = 0
         """Parameters orthogonalized on this rank so far."""
         self.last_update_norm_squared: Tensor | None = None
@@ -70,6 +73,7 @@ class ZeroMuon(torch.optim.Optimizer):
             for parameter, matrices in zip(group["params"], group.pop("matrices"), strict=True)
         }
         self._views = ViewCache()
+        self._engine: Callable[[], Any] = lambda: None
         self._ordering: Ordered | None = None
         self._clipping: Clipping | None = None
         self._partitions: ZeroPartitions | None = None
@@ -202,6 +206,10 @@ class ZeroMuon(torch.optim.Optimizer):
         with torch.no_grad():
             self.ordering.after_step(overflow)
             self.partitions.forget_gradients()
+        engine = self._engine()
+        if overflow and self.schedule_counts_discarded_steps and engine.lr_scheduler is not None:
+            # DeepSpeed's engine steps its schedule after an applied step, and only then.
+            engine.lr_scheduler.step()
 
     def bind(self, engine: Any) -> None:
         """Take over an engine's partitions; `attach` calls it on every rank."""
@@ -224,6 +232,7 @@ class ZeroMuon(torch.optim.Optimizer):
                 "already recorded its verdict",
                 "use the ordering ordered, or remove offload_optimizer",
             )
+        self._engine = weakref.ref(engine)
         self._partitions, self.stage = partitions, partitions.stage
         wire_dtype = self._wire_dtype or engine._config.communication_data_type or torch.float32
         self._exchange = Exchange(partitions.process_group, wire_dtype)
@@ -264,6 +273,7 @@ def build_optimizer(
     iteration_dtype: torch.dtype | None = None,
     wire_dtype: torch.dtype | None = None,
     bucket_elements: int = DEFAULT_BUCKET_ELEMENTS,
+    schedule_counts_discarded_steps: bool = False,
 ) -> ZeroMuon:
     """Build the optimizer to hand to `deepspeed.initialize(model=model, optimizer=…)`; then call `attach`.
 
@@ -284,6 +294,9 @@ def build_optimizer(
         wire_dtype: of matrices that travel between ranks; None takes the config's `communication_data_type` if it
             sets one, else float32, which keeps all stages equal bit for bit.
         bucket_elements: bounds a chunk of travelling matrices and a batch of orthogonalized ones.
+        schedule_counts_discarded_steps: a schedule given to `deepspeed.initialize`, or in its config, advances with
+            applied steps alone, for DeepSpeed's engine leaves it where it is when a step is discarded; on, with every
+            step that was tried.
     Raises:
         ValueError: a setting out of range, or nothing to train.
     """
@@ -317,6 +330,7 @@ def build_optimizer(
         iteration_dtype=iteration_dtype,
         wire_dtype=wire_dtype,
         bucket_elements=bucket_elements,
+        schedule_counts_discarded_steps=schedule_counts_discarded_steps,
     )
 
 

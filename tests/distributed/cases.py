@@ -23,7 +23,6 @@ from tests.distributed.scenario import (
     CalmBoom,
     SimpleModel,
     Stack,
-    Zoo,
     digest,
     ds_config,
     full_momentum,
@@ -475,33 +474,3 @@ def ranks_that_disagree() -> str:
     except UnsupportedSetup as error:
         return str(error)
     raise AssertionError("the ranks were accepted")
-
-
-def every_shape(*, stage: int, world_size: int, plain: bool = False, steps: int = 3) -> list[Any]:
-    """Train a model with a parameter of every shape; `plain` trains it in this process alone on the full batch."""
-    torch.manual_seed(0)
-    model = Zoo()
-    settings = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
-    adam = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
-
-    def loss_of(net: Any, step: int, rank: int) -> Tensor:
-        generator = torch.Generator().manual_seed(100 * step + rank)
-        tokens = torch.randint(0, 11, (4, 6), generator=generator)
-        if not plain:
-            tokens = tokens.to(net.device)
-        return functional.cross_entropy(net(tokens).float().flatten(0, 1), tokens.roll(1, 1).flatten())
-
-    if plain:
-        groups = muon_core.parameters.build_param_groups(model, muon_core.route_parameters(model), settings, adam)
-        optimizer = muon_core.Muon(groups)
-        for step in range(steps):
-            torch.stack([loss_of(model, step, rank) for rank in range(world_size)]).mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        return [parameter.detach().flatten().tolist() for parameter in model.parameters() if parameter.requires_grad]
-    config = ds_config(stage=stage, precision="fp32")
-    with muon_engine(model, config, **settings, adam=adam, iteration_dtype=torch.float32) as (engine, _):
-        for step in range(steps):
-            engine.backward(loss_of(engine, step, dist.get_rank()))
-            engine_step(engine)
-        return [weight.tolist() for weight in full_weights(engine)]
