@@ -40,9 +40,14 @@ def orthogonalize_directions_(
         shapes: how each is viewed.
         max_elements: the largest batch: what is held besides the directions.
     """
-    for positions in batches_of_equal_shape(shapes, max_elements):
-        shape = shapes[positions[0]]
-        views = [directions[i].view(shapes[i].batch, shape.rows, shape.cols) for i in positions]
+    pieces: list[Tensor] = []
+    blocks: list[MatrixShape] = []
+    for direction, whole in zip(directions, shapes, strict=True):
+        blocks += whole.blocks
+        pieces += direction.view(-1).split([block.numel for block in whole.blocks])
+    for positions in batches_of_equal_shape(blocks, max_elements):
+        shape = blocks[positions[0]]
+        views = [pieces[i].view(blocks[i].batch, shape.rows, shape.cols) for i in positions]
         stacked = torch.cat(views) if len(views) > 1 else views[0]
         updates = orthogonalize(stacked, ns_method=ns_method, ns_steps=ns_steps, iteration_dtype=iteration_dtype)
         if shape.aspect_scale != 1.0:

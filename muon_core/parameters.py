@@ -21,19 +21,33 @@ Route = Literal["muon", "adamw", "frozen"]
 ADAMW_NAME_PARTS: Final = ("embed", "lm_head")
 # Attribute of an attention projection, read per parameter: orthogonalize each head on its own.
 NUM_HEADS_ATTRIBUTE: Final = "muon_num_heads"
+# Attribute of a fused projection (query, key and value in one matrix): the rows of each part, likewise on its own.
+ROW_SPLITS_ATTRIBUTE: Final = "muon_row_splits"
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixShape:
-    """A parameter as Muon sees it: `batch` matrices of `rows` x `cols`, contiguous in its own layout."""
+    """A parameter as Muon sees it: `batch` matrices of `rows` x `cols`, contiguous in its own layout.
+
+    With `row_splits` each matrix is cut into blocks of that many rows, each orthogonalized on its own.
+    """
 
     batch: int
     rows: int
     cols: int
+    row_splits: tuple[int, ...] = ()
 
     @property
     def numel(self) -> int:
         return self.batch * self.rows * self.cols
+
+    @property
+    def blocks(self) -> tuple["MatrixShape", ...]:
+        """What is orthogonalized on its own, in the order of the elements."""
+        if not self.row_splits:
+            return (self,)
+        assert self.batch == 1, "only a matrix is split"
+        return tuple(MatrixShape(1, rows, self.cols) for rows in self.row_splits)
 
     @property
     def aspect_scale(self) -> float:
@@ -103,10 +117,22 @@ def matrix_shape(parameter: nn.Parameter, modules: Sequence[nn.Module] = ()) -> 
     """Say how Muon views a parameter of two or more dimensions.
 
     Convolutions flatten to (out, in * kernel); other tensors of three dimensions are a batch (expert stacks); a
-    parameter tagged with `muon_num_heads` is a batch of its heads.
+    parameter tagged with `muon_num_heads` is a batch of its heads, one tagged with `muon_row_splits` its parts.
+
+    Raises:
+        ValueError: a tag that does not fit the shape, or both.
     """
     shape = full_shape(parameter)
     num_heads = getattr(parameter, NUM_HEADS_ATTRIBUTE, None)
+    row_splits = getattr(parameter, ROW_SPLITS_ATTRIBUTE, None)
+    if row_splits is not None:
+        splits = tuple(int(rows) for rows in row_splits)
+        if num_heads is not None or len(shape) != 2 or min(splits, default=0) < 1 or sum(splits) != shape[0]:
+            raise ValueError(
+                f"{ROW_SPLITS_ATTRIBUTE}={splits} must be positive, add up to the rows of shape {shape} and stand "
+                f"without {NUM_HEADS_ATTRIBUTE}"
+            )
+        return MatrixShape(1, shape[0], shape[1], splits)
     if num_heads is not None:
         if len(shape) != 2 or num_heads < 1 or shape[0] % num_heads:
             raise ValueError(f"{NUM_HEADS_ATTRIBUTE}={num_heads} does not split the rows of shape {shape} evenly")

@@ -70,8 +70,11 @@ def plan_exchange(parameters: Sequence[PlacedParameter], world_size: int, bucket
 def orthogonalization_cost(parameter: PlacedParameter) -> float:
     """Multiply-adds of one Newton-Schulz step, up to a factor."""
     assert parameter.matrices is not None
-    short, long = sorted((parameter.matrices.rows, parameter.matrices.cols))
-    return float(parameter.matrices.batch) * short * short * (2 * long + short)
+    cost = 0
+    for block in parameter.matrices.blocks:
+        short, long = sorted((block.rows, block.cols))
+        cost += block.batch * short * short * (2 * long + short)
+    return float(cost)
 
 
 class Exchange:

@@ -341,6 +341,9 @@ def _unsupported_reason(engine: Any) -> tuple[str, str] | None:
         ranks = dist.get_process_group_ranks(zero.dp_process_group)
         if any(dist.get_process_group_ranks(group) != ranks for group in zero.sub_group_process_groups):
             return "some parameters are partitioned over another group than the data-parallel one", "use one group"
+        empty = [name for name, parameter in engine.module.named_parameters() if not parameter.ds_numel]
+        if empty:
+            return f"{empty[0]} has no elements, and DeepSpeed's stage 3 cannot gather it", "use stage 1 or 2"
         flats = zero.fp32_partitioned_groups_flat
     else:
         flats = zero.single_partition_of_fp32_groups

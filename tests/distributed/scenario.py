@@ -78,15 +78,20 @@ class CalmBoom(nn.Module):
 
 
 class Zoo(nn.Module):
-    """A parameter of every shape: convolution, expert stack, heads, embedding, tied, frozen, 1xN, odd sizes."""
+    """A parameter of every shape: convolution, expert stack, heads, fused parts, tied, frozen, empty, 1xN, odd."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_empty: bool = True) -> None:
         super().__init__()
         self.wte = nn.Embedding(11, 12)
         self.conv = nn.Conv2d(1, 5, 3, padding=1)
         self.heads = nn.Linear(12, 9, bias=False)
         self.heads.weight.muon_num_heads = 3  # type: ignore[assignment]
         self.experts = nn.Parameter(torch.randn(3, 9, 7) / 3)
+        self.fused = nn.Linear(7, 11, bias=False)
+        self.fused.weight.muon_row_splits = (6, 3, 2)  # type: ignore[assignment]
+        self.unfused = nn.Linear(11, 7, bias=False)
+        if has_empty:
+            self.empty = nn.Parameter(torch.empty(0, 12))
         self.tall = nn.Linear(7, 35)
         self.value = nn.Linear(35, 1)
         self.frozen = nn.Parameter(torch.ones(5), requires_grad=False)
@@ -98,6 +103,7 @@ class Zoo(nn.Module):
         x = self.wte(tokens)
         image = self.conv(x.unsqueeze(1)).permute(0, 2, 3, 1) @ self.frozen
         x = torch.einsum("bth,ehd->btd", self.heads(x + image), self.experts)
+        x = x + self.unfused(self.fused(x))
         x = torch.tanh(self.tall(x))
         # A factor, not a term: the loss would not feel what is added to every logit.
         return self.head(self.out(x)) * (1 + torch.sigmoid(self.value(x)))

@@ -168,3 +168,48 @@ def test_a_model_with_nothing_to_train_is_refused() -> None:
 
     with pytest.raises(ValueError, match="no trainable parameter"):
         build_param_groups(model, route_parameters(model), {}, {})
+
+
+def test_fused_parts_are_orthogonalized_each_on_its_own() -> None:
+    whole = nn.Parameter(torch.zeros(9, 8))
+    whole.muon_row_splits = (4, 4, 1)  # type: ignore[attr-defined]
+    parts = [nn.Parameter(torch.zeros(rows, 8)) for rows in (4, 4, 1)]
+    whole.grad = torch.randn(9, 8, generator=torch.Generator().manual_seed(0))
+    for part, gradient in zip(parts, whole.grad.split((4, 4, 1)), strict=True):
+        part.grad = gradient.clone()
+
+    Muon([whole], lr=1.0).step()
+    Muon(parts, lr=1.0).step()
+
+    assert torch.equal(whole, torch.cat(list(parts)))
+    assert whole.norm() > 1
+
+
+def test_parts_are_read_from_each_parameter_and_never_a_neighbour() -> None:
+    model = nn.ModuleDict({name: nn.Linear(8, 12, bias=False) for name in ("qkv", "o")})
+    model["qkv"].weight.muon_row_splits = [8, 2, 2]  # type: ignore[assignment]
+
+    views = [entry.matrices for entry in route_parameters(model)]
+
+    assert views == [MatrixShape(1, 12, 8, (8, 2, 2)), MatrixShape(1, 12, 8)]
+    assert views[0] is not None
+    assert [block.rows for block in views[0].blocks] == [8, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("shape", "tags"),
+    [
+        ((9, 8), {"muon_row_splits": (4, 4)}),
+        ((9, 8), {"muon_row_splits": (10, -1)}),
+        ((9, 8), {"muon_row_splits": ()}),
+        ((2, 3, 3), {"muon_row_splits": (1, 1)}),
+        ((8, 8), {"muon_row_splits": (4, 4), "muon_num_heads": 2}),
+    ],
+)
+def test_parts_that_do_not_fit_the_matrix_are_refused(shape: tuple[int, ...], tags: dict[str, object]) -> None:
+    weight = nn.Parameter(torch.zeros(shape))
+    for name, value in tags.items():
+        setattr(weight, name, value)
+
+    with pytest.raises(ValueError, match="muon_row_splits"):
+        matrix_shape(weight)
