@@ -3,7 +3,6 @@
 Order: seed → task (fp32, on the CPU) → optimizer → `deepspeed.initialize` → `attach` or `install` → snapshot.
 """
 
-import dataclasses
 import platform
 import socket
 import sys
@@ -19,6 +18,7 @@ from torch import nn
 
 import muon_core
 from muon_core.parameters import trainable_parameters
+from muon_core.zero import deepspeed_native
 from muon_core.zero.cpu import install_cpu_accelerator
 from muonscope.contract.attempts import ParameterFact
 from muonscope.contract.run_spec import DEFAULT_DEEPSPEED, RunSpec, UserTask
@@ -40,6 +40,15 @@ HASHED_MICRO_BATCHES: Final = 4
 # What DeepSpeed's Muon computes and cannot be told otherwise.
 _NATIVE_NS_STEPS: Final = 5
 _NATIVE_NS_METHODS: Final = ("gram", "standard")
+# How DeepSpeed, pydantic below it and muon_core say no.
+_REFUSALS: Final = (
+    AssertionError,
+    KeyError,
+    TypeError,
+    ValueError,
+    deepspeed.DeepSpeedConfigError,
+    muon_core.errors.UnsupportedSetup,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +115,7 @@ def build_training(spec: RunSpec, place: Place) -> Training:
     faults = FaultPlan(spec.faults, task.model, place.rank)
     before_cast = [parameter.detach() for _, parameter in trainable_parameters(task.model)]
     initial_hash = hash_tensors(tensor.to(dtype) for tensor in before_cast)
-    engine, routes = _initialize(spec, task.model, place.world_size)
+    engine, routes = _initialize(spec, task.model)
     parameters = [parameter for _, parameter in trainable_parameters(engine.module)]
     return Training(
         spec=spec,
@@ -201,28 +210,25 @@ def device_name(device: torch.device | str) -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def _initialize(spec: RunSpec, model: nn.Module, world_size: int) -> tuple[Any, list[ParameterFact]]:
-    arguments: dict[str, Any] = {"model": model, "config": deepspeed_config(spec)}
-    is_native = spec.implementation is Implementation.DEEPSPEED
+def _initialize(spec: RunSpec, model: nn.Module) -> tuple[Any, list[ParameterFact]]:
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigRefused("the task's model has no trainable parameter; there is nothing to optimize")
-    routes = muon_core.route_parameters(model)
-    optimizer = None
-    if is_native:
-        arguments["model_parameters"] = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    else:
-        optimizer = arguments["optimizer"] = _our_optimizer(spec, model)
     try:
-        engine, *_ = deepspeed.initialize(**arguments)
-        if optimizer is None:
-            from muon_core.zero import deepspeed_native
-
-            deepspeed_native.install(engine, str(spec.step_ordering))
-        else:
-            muon_core.attach(engine, optimizer)
-    except (AssertionError, ValueError, TypeError, KeyError, muon_core.errors.UnsupportedSetup) as error:
+        if spec.implementation is Implementation.DEEPSPEED:
+            return _initialize_native(spec, model)
+        optimizer = _our_optimizer(spec, model)
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=deepspeed_config(spec))
+        muon_core.attach(engine, optimizer)
+    except _REFUSALS as error:
         raise ConfigRefused(f"DeepSpeed refuses this run: {type(error).__name__}: {error}") from error
-    return engine, _native_routes(engine) if is_native else _our_routes(routes)
+    return engine, _our_routes(optimizer.routed)
+
+
+def _initialize_native(spec: RunSpec, model: nn.Module) -> tuple[Any, list[ParameterFact]]:
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=trainable, config=deepspeed_config(spec))
+    deepspeed_native.install(engine, str(spec.step_ordering))
+    return engine, _native_routes(engine)
 
 
 def _our_optimizer(spec: RunSpec, model: nn.Module) -> muon_core.ZeroMuon:
@@ -281,8 +287,6 @@ def _native_optimizer(spec: RunSpec) -> dict[str, Any]:
 
 
 def _our_routes(routed: Sequence[muon_core.Routed]) -> list[ParameterFact]:
-    names = [field.name for field in dataclasses.fields(muon_core.Routed)]
-    assert {"index", "name", "shape", "route", "reason"} <= set(names)
     return [
         ParameterFact(index=r.index, name=r.name, shape=r.shape, route=ParameterRoute(r.route), reason=r.reason)
         for r in sorted(routed, key=lambda entry: entry.index)

@@ -96,7 +96,9 @@ class Probes:
         if views:
             if self._momentum_indices is None or len(self._momentum_indices) != len(views):
                 self._momentum_indices = torch.tensor([view.parameter_index for view in views], device=self._device)
-            squares.index_add_(0, self._momentum_indices, norms([view.view for view in views]).square_().to(self._device))
+            squares.index_add_(
+                0, self._momentum_indices, norms([view.view for view in views]).square_().to(self._device)
+            )
         if not measured.outcome.discarded and self._weights:
             # A discarded step leaves the weights as they were, and with them this count.
             self._nonfinite.zero_()

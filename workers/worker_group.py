@@ -25,6 +25,8 @@ from workers.train_worker import Address, Assignment, RankFacts, RankResult, Tra
 
 # An answer older than this is silence.
 SILENT_AFTER_S: Final = 3.0
+# Before its first step a group imports, meets, compiles and loads: there the stall limit is at least this.
+SETUP_LIMIT_S: Final = 300.0
 # After the first rank ended, how long the others may take to say why they did.
 LAST_WORDS_S: Final = 2.0
 
@@ -92,8 +94,10 @@ def decide(ranks: Sequence[RankState], now: float, stall_limit_s: float) -> Deci
     if all(state.ended_at is not None for state in ranks):
         return Finished()
     last_movement = max(max(state.moved_at, state.ended_at or 0.0) for state in ranks)
-    if now - last_movement > stall_limit_s:
-        stall = WorkerStalled(suspects(ranks, now), last_step(ranks), now - last_movement, stall_limit_s)
+    is_training = any(state.poll is not None and state.poll.steps_done > 0 for state in ranks)
+    limit_s = stall_limit_s if is_training else max(stall_limit_s, SETUP_LIMIT_S)
+    if now - last_movement > limit_s:
+        stall = WorkerStalled(suspects(ranks, now), last_step(ranks), now - last_movement, limit_s)
         rank = stall.silent_ranks[0] if len(stall.silent_ranks) == 1 else None
         return Failed(Failure(kind=FailureKind.WORKER_STALLED, rank=rank, step=stall.step, message=str(stall)))
     return GoOn(silent_ranks(ranks, now))

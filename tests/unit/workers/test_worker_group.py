@@ -9,7 +9,7 @@ from muonscope.contract.status import FailureKind, Phase
 from workers.attempt import group_facts, group_phases
 from workers.failure import RankFailure
 from workers.train_worker import RankResult, WorkerPoll
-from workers.worker_group import LAST_WORDS_S, SILENT_AFTER_S, Failed, Finished, GoOn, RankState, decide
+from workers.worker_group import LAST_WORDS_S, SETUP_LIMIT_S, SILENT_AFTER_S, Failed, Finished, GoOn, RankState, decide
 
 LIMIT_S = 30.0
 
@@ -104,6 +104,17 @@ def test_a_slow_rank_that_moves_within_the_limit_is_left_alone() -> None:
     now = 100.0 + LIMIT_S - 1
 
     assert isinstance(decide([state(0, answered_at=now)], now=now, stall_limit_s=LIMIT_S), GoOn)
+
+
+def test_a_group_that_has_not_trained_yet_is_given_more_time_but_not_for_ever() -> None:
+    now = 100.0 + LIMIT_S + 1
+    importing = state(0, answered_at=now, polled=poll(steps_done=0))
+
+    assert isinstance(decide([importing], now=now, stall_limit_s=LIMIT_S), GoOn)
+    decision = decide([importing], now=100.0 + SETUP_LIMIT_S + 1, stall_limit_s=LIMIT_S)
+
+    assert isinstance(decision, Failed)
+    assert decision.failure.kind is FailureKind.WORKER_STALLED
 
 
 def test_silence_is_reported_long_before_the_limit() -> None:

@@ -1,0 +1,269 @@
+"""Whole attempts as Ray jobs on a cluster of this test's own, against a controller in memory."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from muonscope.contract.run_spec import RunSpec
+from muonscope.contract.status import AttemptStatus, FailureKind, Phase, Precision
+from tests.integration.workers.local_ray import REPOSITORY, LocalRay
+from tests.unit.workers.fake_controller import FakeController, running, wait_until
+from workers.spool import spool_directory
+
+START_LIMIT_S = 60.0
+# Calm enough to go on for ever.
+CALM: dict[str, Any] = {"precision": "fp32", "optimizer": {"lr": 1e-5}}
+ENDLESS: dict[str, Any] = {**CALM, "steps": 1_000_000}
+_numbers = count(1)
+
+
+@contextmanager
+def attempt_of(cluster: LocalRay, spec: dict[str, Any], **controller_settings: Any) -> Iterator[FakeController]:
+    """Submit one attempt of a spec; whatever is left of it is stopped at the end."""
+    full = RunSpec.model_validate({"world_size": 2, "optimizer": {"lr": 0.05}, **spec})
+    attempt_id = f"run-{os.getpid()}x{next(_numbers)}-a1"
+    with running(spec=full, attempt_id=attempt_id, run_id=attempt_id, **controller_settings) as controller:
+        submit(cluster, controller)
+        yield controller
+        if cluster.job_status(attempt_id) in ("PENDING", "RUNNING"):
+            cluster.stop_job(attempt_id)
+            cluster.wait_for_job(attempt_id)
+
+
+def submit(cluster: LocalRay, controller: FakeController, env_vars: dict[str, str] | None = None) -> None:
+    command = [sys.executable, "-m", "workers.driver", "--controller", controller.url]
+    command += ["--attempt", controller.attempt_id, "--enrolment-token", controller.enrolment_token]
+    cluster.submit(shlex.join(command), controller.attempt_id, env_vars)
+
+
+def wait_for_steps(controller: FakeController, steps: int = 5) -> None:
+    wait_until(lambda: len(controller.records) >= steps, START_LIMIT_S, "training")
+    wait_until(lambda: len(controller.facts.get("ranks") or []) == 2, 5, "the ranks' facts")
+
+
+def pid_of(controller: FakeController, rank: int) -> int:
+    return int(controller.facts["ranks"][rank].pid)
+
+
+def ranks_are_gone(controller: FakeController) -> bool:
+    return not any(psutil.pid_exists(fact.pid) for fact in controller.facts["ranks"])
+
+
+def test_ordered_trains_and_its_record_is_whole(cluster: LocalRay) -> None:
+    with attempt_of(cluster, {}) as controller:
+        assert cluster.wait_for_job(controller.attempt_id) == "SUCCEEDED"
+
+    assert sorted(controller.records) == list(range(30))
+    outcome = controller.outcome
+    assert outcome is not None
+    assert (outcome.status, outcome.declared_steps, outcome.failure) == (AttemptStatus.SUCCEEDED, 30, None)
+    assert outcome.final is not None
+    assert outcome.final.parameters_moved == outcome.final.parameters_total == 10
+    assert outcome.final.final_parameters_hash != controller.facts["initial_parameters_hash"]
+    assert outcome.final.peak_memory_bytes
+    assert not spool_directory(controller.attempt_id).exists()
+
+
+def test_an_attempts_facts_say_where_and_on_what_it_ran(cluster: LocalRay) -> None:
+    with attempt_of(cluster, {"steps": 3}) as controller:
+        cluster.wait_for_job(controller.attempt_id)
+
+    facts, phases = controller.facts, controller.facts["phases"]
+    own = [phase for phase in Phase if phase not in (Phase.SUBMITTED, Phase.JOB_SUBMITTED)]
+    assert list(phases) == own
+    assert sorted(phases.values()) == [phases[phase] for phase in own]
+    assert [fact.rank for fact in facts["ranks"]] == [0, 1]
+    assert [fact.local_rank for fact in facts["ranks"]] == [0, 0]
+    assert len({fact.pid for fact in facts["ranks"]}) == 2
+    assert [fact.name for fact in facts["parameters"]][:2] == ["linears.0.weight", "linears.0.bias"]
+    assert controller.spec.precision is Precision.FP16
+    assert facts["environment"]["labels"] == ["fp16 emulated on CPU"]
+    assert facts["environment"]["environment_variables"]["TORCHDYNAMO_DISABLE"] == "1"
+    assert facts["environment"]["versions"]["deepspeed"].startswith("0.19")
+    assert facts["environment"]["deepspeed_file"].endswith("__init__.py")
+    assert facts["resolved_ds_config"]["gradient_clipping"] == 0.0
+
+
+def test_master_dies_with_a_verdict_and_its_own_exit_code(cluster: LocalRay) -> None:
+    with attempt_of(cluster, {"step_ordering": "master"}) as controller:
+        assert cluster.wait_for_job(controller.attempt_id) == "FAILED"
+        assert cluster.job_exit_code(controller.attempt_id) == 3
+
+    assert sorted(controller.records) == list(range(17))
+    outcome = controller.outcome
+    assert outcome is not None
+    assert outcome.failure is not None
+    assert (outcome.failure.kind, outcome.failure.step) == (FailureKind.LOSS_SCALE_EXHAUSTED, 17)
+    assert (outcome.status, outcome.declared_steps) == (AttemptStatus.FAILED, 17)
+    assert outcome.final is not None
+    assert outcome.final.parameters_moved == 0
+
+
+def test_a_stopped_job_frees_its_gpus_within_five_seconds_and_says_it_was_stopped(cluster: LocalRay) -> None:
+    with attempt_of(cluster, ENDLESS) as controller:
+        wait_for_steps(controller)
+        started = time.monotonic()
+        cluster.stop_job(controller.attempt_id)
+        wait_until(lambda: ranks_are_gone(controller) and cluster.free_gpus() == 2, 5, "free GPUs")
+        assert cluster.wait_for_job(controller.attempt_id) == "STOPPED"
+        assert time.monotonic() - started < 5
+
+    assert controller.outcome is not None
+    assert controller.outcome.status is AttemptStatus.STOPPED
+    assert controller.outcome.declared_steps == len(controller.records) >= 5
+    assert sorted(controller.records) == list(range(len(controller.records)))
+
+
+def test_a_heartbeats_answer_can_ask_for_the_stop(cluster: LocalRay) -> None:
+    with attempt_of(cluster, ENDLESS) as controller:
+        wait_for_steps(controller)
+        controller.stop_requested = True
+        wait_until(lambda: controller.outcome is not None, 5, "the outcome")
+        assert controller.outcome is not None
+        assert controller.outcome.status is AttemptStatus.STOPPED
+        cluster.wait_for_job(controller.attempt_id)
+        assert cluster.job_exit_code(controller.attempt_id) == 130
+
+
+def test_training_goes_on_while_the_controller_is_away_and_nothing_is_lost(cluster: LocalRay) -> None:
+    with attempt_of(cluster, {**CALM, "steps": 120}) as controller:
+        wait_for_steps(controller)
+        controller.stop()
+        known = len(controller.records)
+        ranks = [psutil.Process(fact.pid) for fact in controller.facts["ranks"]]
+        wait_until(lambda: not any(rank.is_running() for rank in ranks), START_LIMIT_S, "the end of training")
+        assert len(controller.records) == known < 120
+
+        controller.start()
+
+        assert cluster.wait_for_job(controller.attempt_id) == "SUCCEEDED"
+    assert sorted(controller.records) == list(range(120))
+    assert controller.outcome is not None
+    assert controller.outcome.declared_steps == 120
+
+
+def test_a_killed_shipper_is_replaced_and_nothing_is_lost(cluster: LocalRay) -> None:
+    with attempt_of(cluster, {**CALM, "steps": 120}) as controller:
+        wait_for_steps(controller)
+        directory = str(spool_directory(controller.attempt_id))
+        shippers = [
+            process for process in psutil.process_iter(["cmdline"]) if directory in (process.info["cmdline"] or [])
+        ]
+        assert len(shippers) == 1
+        shippers[0].send_signal(signal.SIGKILL)
+
+        assert cluster.wait_for_job(controller.attempt_id) == "SUCCEEDED"
+    assert sorted(controller.records) == list(range(120))
+
+
+def test_a_killed_rank_is_named_and_the_other_does_not_hang(cluster: LocalRay) -> None:
+    with attempt_of(cluster, ENDLESS) as controller:
+        wait_for_steps(controller)
+        os.kill(pid_of(controller, 1), signal.SIGKILL)
+        assert cluster.wait_for_job(controller.attempt_id, timeout_s=20) == "FAILED"
+        assert cluster.job_exit_code(controller.attempt_id) == 1
+
+    outcome = controller.outcome
+    assert outcome is not None
+    assert outcome.failure is not None
+    assert (outcome.failure.kind, outcome.failure.rank) == (FailureKind.WORKER_DIED, 1)
+    assert outcome.declared_steps == len(controller.records)
+
+
+def test_a_stopped_rank_is_named_when_the_group_stalls(cluster: LocalRay) -> None:
+    with attempt_of(cluster, ENDLESS, stall_limit_s=5.0) as controller:
+        wait_for_steps(controller)
+        os.kill(pid_of(controller, 1), signal.SIGSTOP)
+        assert cluster.wait_for_job(controller.attempt_id, timeout_s=30) == "FAILED"
+        wait_until(lambda: ranks_are_gone(controller), 5, "the stopped rank's end")
+
+    outcome = controller.outcome
+    assert outcome is not None
+    assert outcome.failure is not None
+    assert (outcome.failure.kind, outcome.failure.rank) == (FailureKind.WORKER_STALLED, 1)
+    assert controller.heartbeats[-1].silent_ranks == [1]
+
+
+def test_a_superseded_attempt_ends_at_once_and_reports_nothing(cluster: LocalRay) -> None:
+    with attempt_of(cluster, ENDLESS) as controller:
+        wait_for_steps(controller)
+        controller.superseded = True
+        known = len(controller.records)
+        assert cluster.wait_for_job(controller.attempt_id, timeout_s=10) == "FAILED"
+        wait_until(lambda: ranks_are_gone(controller), 5, "the ranks' end")
+
+    assert controller.outcome is None
+    assert len(controller.records) == known
+
+
+def test_a_token_that_was_used_before_starts_nothing(cluster: LocalRay) -> None:
+    with running(attempt_id="run-used-a1") as controller:
+        controller.enrolments = 1
+        submit(cluster, controller)
+        assert cluster.wait_for_job("run-used-a1") == "FAILED"
+
+    assert controller.records == {}
+    assert controller.heartbeats == []
+
+
+USER_TASK = """
+import torch
+from workers.tasks import TaskContext
+
+class Line:
+    def __init__(self, context):
+        self.model = torch.nn.Linear(context.options["width"], 1)
+        self.context = context
+
+    def batch(self, step, micro_batch):
+        generator = torch.Generator().manual_seed(step)
+        return (torch.randn(self.context.micro_batch_size, self.context.options["width"], generator=generator),)
+
+    def loss(self, model, batch):
+        return model(batch[0]).square().mean()
+
+def line(context: TaskContext):
+    return Line(context)
+"""
+
+
+def test_a_users_own_task_is_imported_inside_the_job(cluster: LocalRay, tmp_path: Path) -> None:
+    (tmp_path / "my_line.py").write_text(USER_TASK)
+    spec = RunSpec.model_validate(
+        {"task": {"name": "my_line:line", "options": {"width": 3}}, "precision": "fp32", "steps": 4}
+    )
+    with running(spec=spec, attempt_id="run-user-a1", run_id="user") as controller:
+        submit(cluster, controller, {"PYTHONPATH": f"{tmp_path}:{REPOSITORY}"})
+        assert cluster.wait_for_job("run-user-a1") == "SUCCEEDED", cluster.job_logs("run-user-a1")
+
+    assert sorted(controller.records) == [0, 1, 2, 3]
+
+
+def test_a_task_that_cannot_be_imported_fails_with_its_name(cluster: LocalRay) -> None:
+    spec = RunSpec.model_validate({"task": {"name": "nowhere.at_all:task"}})
+    with running(spec=spec, attempt_id="run-nowhere-a1") as controller:
+        submit(cluster, controller)
+        assert cluster.wait_for_job("run-nowhere-a1") == "FAILED"
+
+    assert controller.outcome is not None
+    assert controller.outcome.failure is not None
+    assert controller.outcome.failure.kind is FailureKind.TASK_ERROR
+    assert "nowhere.at_all:task" in controller.outcome.failure.message
+
+
+def test_neither_driver_nor_shipper_imports_torch() -> None:
+    code = "import sys, workers.attempt, workers.driver, workers.shipper; print('torch' in sys.modules)"
+
+    said = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+
+    assert said.stdout.strip() == "False"
