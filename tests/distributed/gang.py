@@ -4,8 +4,10 @@
     results = gang.run(case, timeout_s=60, key=value)      # case(**kwargs) on every rank; results by rank
 
 A case is a module-level function, so that it can be named to the ranks; what it returns must pickle. A failure says
-which rank raised what, and which ranks were still silent. This module imports no torch: a rank sets its environment
-first.
+which rank raised what, and which ranks were still silent. This module imports no torch.
+
+On the CPU ranks are forked from a server that has imported torch and DeepSpeed once for all of them; GPUs need ranks
+that start from nothing.
 """
 
 import multiprocessing as mp
@@ -14,7 +16,8 @@ import pickle
 import socket
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -22,6 +25,11 @@ from typing import Any
 # One rank has raised: its peers get this long to say something too, before they are ended.
 GRACE_S = 3.0
 START_LIMIT_S = 120.0
+# What the server imports before it forks the first rank.
+PRELOADED = ["tests.distributed.scenario"]
+# `fork`, for a parent that has imported all of it itself.
+START_METHOD_VARIABLE = "MUON_CORE_TEST_START_METHOD"
+DEFAULTS = {"DS_ACCELERATOR": "cpu", "TORCHDYNAMO_DISABLE": "1"}
 
 
 class GangFailure(AssertionError):
@@ -73,17 +81,18 @@ class Gang:
         self._processes, self._pipes = [], []
 
     def _start(self) -> None:
-        context = mp.get_context("spawn")
+        context = _context()
         port = _free_port()
-        for rank in range(self.world_size):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(theirs, rank, self.world_size, port if self._trains else None), daemon=True
-            )
-            process.start()
-            theirs.close()
-            self._processes.append(process)
-            self._pipes.append(ours)
+        with _environment({**DEFAULTS, "OMP_NUM_THREADS": "1"}):
+            for rank in range(self.world_size):
+                ours, theirs = context.Pipe()
+                process = context.Process(
+                    target=_serve, args=(theirs, rank, self.world_size, port if self._trains else None), daemon=True
+                )
+                process.start()
+                theirs.close()
+                self._processes.append(process)
+                self._pipes.append(ours)
         answers = self._collect(START_LIMIT_S)
         if any(kind != "returned" for kind, _ in answers):
             self.close()
@@ -108,6 +117,27 @@ class Gang:
         return [answer or ("silent", f"no answer within {timeout_s:g} s") for answer in answers]
 
 
+def _context() -> Any:
+    method = os.environ.get(START_METHOD_VARIABLE)
+    if method is None:
+        method = "spawn" if os.environ.get("DS_ACCELERATOR") == "cuda" else "forkserver"
+    context = mp.get_context(method)
+    context.set_forkserver_preload(PRELOADED)
+    return context
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Set what is not set, for the server that the first rank's start starts; and unset it again."""
+    missing = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(missing)
+    try:
+        yield
+    finally:
+        for name in missing:
+            del os.environ[name]
+
+
 def _free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -128,8 +158,8 @@ def _serve(pipe: Connection, rank: int, world_size: int, port: int | None) -> No
             "DEEPSPEED_LOG_LEVEL": "error",
         }
     )
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
     try:
         if port is not None:
             from tests.distributed.scenario import set_up_rank
