@@ -31,7 +31,7 @@ from service.controller.launcher import (
 OWNER_METADATA: Final = "muonscope_store"
 MAX_LOG_LENGTH: Final = 4 * 1024 * 1024
 _PARALLEL_READS: Final = 16
-_ENROLMENT_TOKEN: Final = re.compile(r"(--enrolment-token )\S+")
+_ENROLMENT_TOKEN: Final = re.compile(r"(--enrolment-token[ =])\S+")
 _TIMEOUT: Final = httpx.Timeout(10.0, connect=2.0)
 
 
@@ -109,9 +109,7 @@ class RayLauncher:
         response = await self._send("GET", f"/api/jobs/{submission_id}/logs")
         if response.status_code == 404:
             return None
-        text = str(_json(response).get("logs") or "")[-MAX_LOG_LENGTH:]
-        # Ray logs a job's command line. The token there is spent, but no reader needs it.
-        return _ENROLMENT_TOKEN.sub(r"\1<spent>", text)
+        return _without_token(str(_json(response).get("logs") or "")[-MAX_LOG_LENGTH:])
 
     async def resources(self) -> ClusterResources:
         nodes, status = await asyncio.gather(
@@ -168,9 +166,15 @@ def entrypoint(python: str, request: JobRequest) -> str:
         python, "-m", "workers.driver",
         "--controller", request.controller_url,
         "--attempt", request.submission_id,
-        "--enrolment-token", request.enrolment_token,
+        # One word: a token may begin with a dash, which would be taken for an option.
+        f"--enrolment-token={request.enrolment_token}",
     ]  # fmt: skip
     return "exec " + shlex.join(words)
+
+
+def _without_token(text: str) -> str:
+    """Hide the enrolment token where Ray repeats a job's command line: no reader needs it, spent or not."""
+    return _ENROLMENT_TOKEN.sub(r"\1<hidden>", text)
 
 
 def _json(response: httpx.Response) -> Any:
@@ -185,7 +189,7 @@ def _job(row: Mapping[str, Any]) -> Job:
         submission_id=str(row.get("submission_id") or ""),
         status=JobStatus(str(row.get("status") or "").lower()),
         owner=str((row.get("metadata") or {}).get(OWNER_METADATA) or ""),
-        message=str(row.get("message") or ""),
+        message=_without_token(str(row.get("message") or "")),
         error_type=str(row.get("error_type") or ""),
         exit_code=row.get("driver_exit_code"),
     )

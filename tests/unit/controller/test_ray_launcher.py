@@ -1,6 +1,7 @@
 """The translation between our Launcher protocol and Ray's REST API, over an injected transport."""
 
 import asyncio
+import dataclasses
 import json
 import shlex
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 
 from service.controller.launcher import Job, JobRefused, JobRequest, JobStatus, LauncherUnavailable
 from service.controller.ray_launcher import RayLauncher, entrypoint
+from workers.driver import _parse
 
 T = TypeVar("T")
 Handler = Callable[[httpx.Request], httpx.Response]
@@ -63,8 +65,15 @@ def test_the_command_line_is_words_and_never_shell() -> None:
     assert words == [
         "exec", "/opt/my python/bin/python", "-m", "workers.driver",
         "--controller", "http://127.0.0.1:8800", "--attempt", "run-abc-a1",
-        "--enrolment-token", "a secret; $(touch /tmp/x)",
+        "--enrolment-token=a secret; $(touch /tmp/x)",
     ]  # fmt: skip
+
+
+def test_a_token_that_looks_like_an_option_reaches_the_driver_whole() -> None:
+    request = dataclasses.replace(REQUEST, enrolment_token="-h--attempt")
+    words = shlex.split(entrypoint("python", request))
+
+    assert _parse(words[words.index("workers.driver") + 1 :]).enrolment_token == "-h--attempt"
 
 
 def test_a_job_that_exists_already_counts_as_submitted() -> None:
@@ -162,11 +171,22 @@ def test_logs_of_an_unknown_job_are_none() -> None:
 
 
 def test_logs_show_everything_but_the_enrolment_token() -> None:
-    printed = "Running entrypoint: python -m workers.driver --attempt a --enrolment-token s3cret\nstep 0\n"
+    request = dataclasses.replace(REQUEST, enrolment_token="s3cret")
+    printed = f"Running entrypoint for job run-abc-a1: {entrypoint('python', request)}\nstep 0\n"
 
     shown = call(launcher(lambda _: httpx.Response(200, json={"logs": printed})), lambda one: one.logs("run-abc-a1"))
 
-    assert shown == printed.replace("s3cret", "<spent>")
+    assert "s3cret" in printed
+    assert shown == printed.replace("s3cret", "<hidden>")
+
+
+def test_a_failed_jobs_message_carries_no_enrolment_token() -> None:
+    printed = f"exit code 2, last logs: {entrypoint('python', dataclasses.replace(REQUEST, enrolment_token='s3cret'))}"
+    row = {"submission_id": "run-abc-a1", "status": "FAILED", "message": printed}
+
+    jobs = call(launcher(lambda _: httpx.Response(200, json=row)), lambda one: one.jobs(["run-abc-a1"]))
+
+    assert jobs["run-abc-a1"].message == printed.replace("s3cret", "<hidden>")
 
 
 def test_preparing_wakes_the_heads_agent() -> None:
