@@ -16,6 +16,7 @@ import pickle
 import socket
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
@@ -158,6 +159,8 @@ def _serve(pipe: Connection, rank: int, world_size: int, port: int | None) -> No
             "DEEPSPEED_LOG_LEVEL": "error",
         }
     )
+    # DeepSpeed calls what torch has deprecated; a forked rank inherits pytest's filter, which makes errors of that.
+    warnings.simplefilter("default")
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     try:
