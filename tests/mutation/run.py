@@ -1,6 +1,6 @@
 """Plant each fault into a copy of muon_core, run its killers, and print who killed what.
 
-    python tests/mutation/run.py [--slice 1/4] [--results FILE] [--docs docs/mutants.md]
+    python tests/mutation/run.py [--slice 1/4] [--match TEXT] [--results FILE] [--docs docs/mutants.md]
 
 Exit code 0 when every mutant of the slice was killed. torch and DeepSpeed are imported once; each mutant runs in a
 fork of this process, and so do its ranks. With `--results` slices add up, and what the file says is killed is not run
@@ -34,6 +34,7 @@ def main() -> int:
     part, parts = (int(number) for number in arguments.slice.split("/"))
     chosen = [mutant for position, mutant in enumerate(MUTANTS) if position % parts == part - 1]
     results = json.loads(arguments.results.read_text()) if arguments.results and arguments.results.exists() else {}
+    chosen = [mutant for mutant in chosen if arguments.match in f"{mutant.file}: {mutant.fault}"]
     chosen = [mutant for mutant in chosen if results.get(mutant.fault) != "killed"]
     _import_once()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
@@ -58,6 +59,7 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Run the planted faults.")
     parser.add_argument("--slice", default="1/1", help="which part of how many, as 2/4")
+    parser.add_argument("--match", default="", help="only mutants whose file or fault contains this")
     parser.add_argument("--results", type=Path, help="a JSON file in which slices add up")
     parser.add_argument("--docs", type=Path, help="where to write the table once every mutant has run")
     return parser.parse_args()
