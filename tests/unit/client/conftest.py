@@ -1,6 +1,7 @@
 """One fake service a test, and no waiting between tries."""
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -21,12 +22,19 @@ def client(service: FakeService) -> Client:
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses that were asked for, none of them taken."""
+    """The pauses that the test's own thread asked for, none of them taken; others go on sleeping."""
     asked: list[float] = []
+    really_sleep = time.sleep
+
+    def sleep(seconds: float) -> None:
+        if threading.current_thread() is threading.main_thread():
+            asked.append(seconds)
+        else:
+            really_sleep(seconds)
 
     async def pause(seconds: float) -> None:
         asked.append(seconds)
 
-    monkeypatch.setattr(time, "sleep", asked.append)
+    monkeypatch.setattr(time, "sleep", sleep)
     monkeypatch.setattr(asyncio, "sleep", pause)
     return asked
