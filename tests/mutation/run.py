@@ -30,6 +30,8 @@ PASSED, FAILED = 0, 1
 
 
 def main() -> int:
+    # Ended from outside, it still ends the tests that it has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     arguments = _arguments()
     part, parts = (int(number) for number in arguments.slice.split("/"))
     chosen = [mutant for position, mutant in enumerate(MUTANTS) if position % parts == part - 1]
@@ -105,6 +107,7 @@ def _run(workspace: Path, tests: list[str] | tuple[str, ...], *, limit_s: float)
     child = os.fork()
     if child == 0:
         os.setpgid(0, 0)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _become_pytest(workspace, tests)
     deadline = time.monotonic() + limit_s
     try:
