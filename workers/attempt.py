@@ -22,7 +22,7 @@ from muonscope.contract.status import AttemptStatus, FailureKind, Phase
 from workers import warm_pool
 from workers.controller_client import ControllerClient
 from workers.errors import ControllerAway, ControllerRefused
-from workers.failure import VERDICT_BEARING
+from workers.failure import MAX_MESSAGE, VERDICT_BEARING
 from workers.reporter import Reporter
 from workers.shipper import Settled, settle
 from workers.spool import Destination, spool_directory
@@ -74,10 +74,15 @@ class Attempt:
         self._reporter.start()
         try:
             ending = self._watch(group)
+        except Exception as error:
+            logger.exception("the group cannot be watched", extra={"action": "watch_failed"})
+            failure = Failure(kind=FailureKind.SETUP_FAILED, message=f"{type(error).__name__}: {error}"[:MAX_MESSAGE])
+            ending = Ending(AttemptStatus.FAILED, failure)
         finally:
             group.kill()
         if ending is None:
             logger.error("a newer attempt owns the run", extra={"action": "superseded"})
+            self._forget_spool(group)
             return EXIT_FAILED
         self._tell(group)
         self._reporter.tell({Phase.FINISHED: time.time()})
@@ -149,9 +154,14 @@ class Attempt:
         except (ControllerAway, ControllerRefused) as error:
             logger.error("the outcome was not delivered: %s", error, extra={"action": "outcome_undelivered"})
             return ending.exit_code or EXIT_FAILED
-        if settled.is_complete and self._is_here(group):
-            shutil.rmtree(spool_directory(self._attempt_id), ignore_errors=True)
+        if settled.is_complete:
+            self._forget_spool(group)
         return ending.exit_code
+
+    def _forget_spool(self, group: WorkerGroup) -> None:
+        """Remove the spool if it is on this node; on another one, its shipper does."""
+        if self._is_here(group):
+            shutil.rmtree(spool_directory(self._attempt_id), ignore_errors=True)
 
     def _settle(self, group: WorkerGroup, patience_s: float, give_up: threading.Event) -> Settled:
         """Ship what is left in rank 0's spool, on the node that holds it."""

@@ -9,12 +9,14 @@ The folder must be one that all ranks' nodes share. Resume takes only folders wi
 file hashes to what the manifest says; DeepSpeed's loader unpickles, so nothing else may reach it.
 """
 
+import errno
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -28,6 +30,8 @@ from workers.errors import CheckpointUnusable
 STATE_TAG: Final = "state"
 MANIFEST: Final = "manifest.json"
 FORMAT_VERSION: Final = 1
+# A write that failed with less room than this failed for want of it.
+FULL_BELOW_BYTES: Final = 16 * 1024 * 1024
 _COMPLETE_NAME: Final = re.compile(r"step-(\d{8,})")
 Result = TypeVar("Result")
 
@@ -72,13 +76,25 @@ def save(training: Training, root: Path, next_step: int) -> Path:
     place = training.place
     partial, complete = root / f".step-{next_step:08d}.partial", root / f"step-{next_step:08d}"
     _on_first_rank(place, lambda: _make_empty(partial))
-    training.engine.save_checkpoint(str(partial), tag=STATE_TAG, save_latest=False)
-    torch.save(_random_states(), partial / f"random-rank-{place.rank}.pt")
+    with disk_full_is_said(root):
+        training.engine.save_checkpoint(str(partial), tag=STATE_TAG, save_latest=False)
+        torch.save(_random_states(), partial / f"random-rank-{place.rank}.pt")
     _barrier(place)
     files = _merge(place, _hash_share(partial, place))
     manifest = Manifest(training.spec.fingerprint(), next_step, place.world_size, files)
     _on_first_rank(place, lambda: _publish(partial, complete, manifest, keep=training.spec.checkpoint.keep))
     return complete
+
+
+@contextmanager
+def disk_full_is_said(folder: Path) -> Iterator[None]:
+    """Turn a write that failed for want of room into the error that says so: torch's own speaks of a stream."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        if shutil.disk_usage(folder).free < FULL_BELOW_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
+        raise
 
 
 def load_newest(training: Training, root: Path, resume_step: int) -> int:

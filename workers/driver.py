@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     enrolment = Background(lambda: enrol(arguments.controller, arguments.attempt, arguments.enrolment_token, stop))
     import ray
 
-    ray.init(address="auto", log_to_driver=False, logging_level=logging.WARNING)
+    ray.init(address="auto", logging_level=logging.WARNING)
     # Ray takes SIGTERM for itself when it connects.
     _stop_on_sigterm(stop)
     from workers.attempt import Attempt

@@ -86,7 +86,7 @@ class Training:
         return MomentumUnit.LOSS_SCALED if is_native else MomentumUnit.UNSCALED
 
 
-def join_process_group(store: dist.Store, place: Place) -> None:
+def join_process_group(store: Any, place: Place) -> None:
     """Form the world's process group over a store that all ranks share. Collective."""
     install_cpu_accelerator()
     backend = "nccl" if runs_on_gpu() else "gloo"
@@ -249,7 +249,7 @@ def _our_optimizer(spec: RunSpec, model: nn.Module) -> muon_core.ZeroMuon:
         ns_steps=settings.ns_steps,
         adam=adam,
         step_ordering=str(spec.step_ordering),
-        clip_scope=spec.clip_scope,  # type: ignore[arg-type]
+        clip_scope=spec.clip_scope,
     )
 
 

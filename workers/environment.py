@@ -4,12 +4,17 @@ Set in the process, not through Ray's runtime_env: that costs a round trip to an
 """
 
 import ctypes
+import hashlib
 import os
+import sys
 import tempfile
+import time
 from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
+# A build that holds its lock for longer was killed.
+STALE_BUILD_S: Final = 900.0
 # Variables that change the code path or the numbers; their values are part of a run's recorded environment.
 RECORDED: Final = (
     "CUDA_VISIBLE_DEVICES",
@@ -39,9 +44,7 @@ def prepare_environment(environment: MutableMapping[str, str] = os.environ, *, h
         has_gpu: whether to prepare for CUDA; None looks.
     """
     environment.setdefault("DEEPSPEED_LOG_LEVEL", "error")
-    # DeepSpeed's C++ builds lock this folder: one of our own cannot hold a stale lock of somebody else's build.
-    extensions = Path(tempfile.gettempdir()) / f"muonscope-{os.getuid()}" / "torch_extensions"
-    environment.setdefault("TORCH_EXTENSIONS_DIR", str(extensions))
+    environment.setdefault("TORCH_EXTENSIONS_DIR", str(extensions_folder()))
     if has_gpu_driver() if has_gpu is None else has_gpu:
         return
     environment.setdefault("DS_ACCELERATOR", "cpu")
@@ -65,16 +68,26 @@ def keep_compiler_unloaded() -> None:
         marker = getattr(method, "__code__", None)
         if marker is not None and marker.co_filename == torch._compile.__file__:
             method.__wrapped__.__dynamo_disable = method.__wrapped__
-    torch.compile = torch.compiler.disable = _as_it_is
+    torch.compile = torch.compiler.disable = _as_it_is  # type: ignore[assignment]
 
 
 def _as_it_is(fn: Any = None, *_: Any, **__: Any) -> Any:
     return fn if fn is not None else _as_it_is
 
 
-def remove_stale_extension_locks(folder: Path, *, older_than_s: float, now_s: float) -> list[Path]:
-    """Remove build locks that a killed build left behind: every later build would wait for them for ever."""
-    stale = [lock for lock in folder.glob("*/lock") if now_s - lock.stat().st_mtime > older_than_s]
+def extensions_folder() -> Path:
+    """Return where this user's and this Python environment's C++ extensions are built.
+
+    DeepSpeed's builds lock the folder: one of our own holds no stale lock, nor an extension, of somebody else's.
+    """
+    python = hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]
+    return Path(tempfile.gettempdir()) / f"muonscope-{os.getuid()}" / "torch_extensions" / python
+
+
+def remove_stale_extension_locks(folder: Path, *, older_than_s: float = STALE_BUILD_S) -> list[Path]:
+    """Remove the locks that killed builds left behind, on which every later build would wait for ever."""
+    now = time.time()
+    stale = [lock for lock in folder.glob("*/lock") if now - lock.stat().st_mtime > older_than_s]
     for lock in stale:
         lock.unlink(missing_ok=True)
     return stale

@@ -95,6 +95,7 @@ class WorkerStalled(WorkersError):
     """No rank took a new step in time."""
 
     silent_ranks: tuple[int, ...]
+    step: int | None
 
     def __init__(self, silent_ranks: Sequence[int], step: int | None, silent_for_s: float, limit_s: float) -> None:
         where = "before the first step" if step is None else f"after step {step}"

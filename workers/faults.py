@@ -60,7 +60,7 @@ class FaultPlan:
 def _spoil_with(value: float) -> Callable[[Tensor], Tensor]:
     def spoil(gradient: Tensor) -> Tensor:
         spoiled = gradient.clone()
-        spoiled.view(-1)[0] = value
+        spoiled[(0,) * spoiled.ndim] = value
         return spoiled
 
     return spoil

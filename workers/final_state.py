@@ -24,7 +24,7 @@ def hash_tensors(tensors: Iterable[Tensor]) -> str:
         plain = tensor.detach().contiguous().cpu()
         digest.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
         if plain.numel():
-            digest.update(memoryview(plain.view(-1).view(torch.uint8).numpy()))
+            digest.update(plain.view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -47,6 +47,13 @@ class Reporter:
         """Set what the next heartbeats say."""
         self._heartbeat = heartbeat
 
+    def end(self, patience_s: float = 5.0) -> None:
+        """End the thread; what it has not sent is kept."""
+        self._ending.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=patience_s)
+
     def finish(self, outcome: AttemptOutcome, patience_s: float, give_up: threading.Event) -> None:
         """End the thread, send the last facts and then the outcome.
 
@@ -54,9 +61,7 @@ class Reporter:
             ControllerAway: the controller did not come back in time.
             ControllerRefused: it will not take the outcome.
         """
-        self._ending.set()
-        self._wake.set()
-        self._thread.join(timeout=patience_s)
+        self.end(patience_s)
         body = outcome.model_dump_json(exclude_none=True).encode()
 
         def send() -> None:

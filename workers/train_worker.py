@@ -17,7 +17,7 @@ from muonscope.contract.attempts import FinalState, ParameterFact, RankFact
 from muonscope.contract.run_spec import RunSpec
 from muonscope.contract.status import FailureKind, MomentumUnit, Phase
 from workers.background import Background
-from workers.environment import keep_compiler_unloaded, prepare_environment
+from workers.environment import keep_compiler_unloaded, prepare_environment, remove_stale_extension_locks
 from workers.failure import VERDICT_BEARING, RankFailure, describe
 from workers.shipper import is_shipper_alive, start_detached
 from workers.spool import Destination, Shipped, SpoolWriter, spool_directory
@@ -178,7 +178,7 @@ class TrainWorker:
             torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         # The listening socket is handed over: nobody can take the port between choosing and using it.
         listener = self._listener.detach() if self._listener is not None else None
-        store = dist.TCPStore(
+        store = dist.TCPStore(  # type: ignore[attr-defined]
             meeting.host, meeting.port, spec.world_size, is_master=rank == 0, master_listen_fd=listener
         )
         os.environ.update(MASTER_ADDR=meeting.host, MASTER_PORT=str(meeting.port))
@@ -256,6 +256,7 @@ def _import_heavy() -> None:
     import torch  # noqa: F401
 
     keep_compiler_unloaded()
+    remove_stale_extension_locks(Path(os.environ["TORCH_EXTENSIONS_DIR"]))
     import workers.train_loop  # noqa: F401
 
 

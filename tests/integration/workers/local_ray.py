@@ -1,5 +1,6 @@
 """A Ray cluster of this test's own: free ports, own folder, ended by process id."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -45,18 +46,50 @@ class LocalRay:
         command += [f"--node-manager-port={node}", f"--object-manager-port={objects}"]
         command += [f"--num-gpus={num_gpus}", f"--num-cpus={num_cpus}", f"--temp-dir={self._folder}"]
         command += ["--include-dashboard=true", "--disable-usage-stats", "--object-store-memory=80000000"]
-        environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), "RAY_enable_metrics_collection": "false"}
-        environ.pop("RAY_ADDRESS", None)
-        environ |= environment or {}
+        own = {"PYTHONPATH": str(REPOSITORY), "RAY_enable_metrics_collection": "false"}
+        self._environment = {**os.environ, **own, **(environment or {})}
+        self._environment.pop("RAY_ADDRESS", None)
         with (self._folder / "start.log").open("wb") as log:
-            self._process = subprocess.Popen(
-                command, env=environ, stdout=log, stderr=log, cwd=self._folder, start_new_session=True
-            )
+            self._nodes = [
+                subprocess.Popen(
+                    command, env=self._environment, stdout=log, stderr=log, cwd=self._folder, start_new_session=True
+                )
+            ]
         try:
             self._await_jobs_api()
         except BaseException:
             self.stop()
             raise
+
+    def add_node(self, num_gpus: int) -> None:
+        """Start a second node, on the same machine."""
+        agent, agent_grpc, metrics, node, objects = free_ports(5)
+        command = [str(Path(sys.executable).with_name("ray")), "start", "--block", f"--address={self.address}"]
+        command += [f"--dashboard-agent-listen-port={agent}", f"--dashboard-agent-grpc-port={agent_grpc}"]
+        command += [f"--metrics-export-port={metrics}", "--node-ip-address=127.0.0.1"]
+        command += [f"--node-manager-port={node}", f"--object-manager-port={objects}"]
+        command += [f"--num-gpus={num_gpus}", "--num-cpus=2", "--disable-usage-stats"]
+        command += ["--object-store-memory=80000000"]
+        with (self._folder / "node.log").open("wb") as log:
+            self._nodes.append(
+                subprocess.Popen(
+                    command, env=self._environment, stdout=log, stderr=log, cwd=self._folder, start_new_session=True
+                )
+            )
+        deadline = time.monotonic() + 60
+        while self.free_gpus() < num_gpus:
+            assert time.monotonic() < deadline, (self._folder / "node.log").read_text()
+            time.sleep(0.2)
+
+    def idle_workers(self) -> dict[int, bool]:
+        """Return the worker processes that wait for work, and whether each has loaded torch."""
+        idle = {}
+        for process in self._family():
+            # One that ends while it is looked at waits for nothing.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "ray::IDLE" in " ".join(process.cmdline()):
+                    idle[process.pid] = any("libtorch_cpu" in region.path for region in process.memory_maps())
+        return idle
 
     def submit(self, entrypoint: str, submission_id: str, env_vars: Mapping[str, str] | None = None) -> None:
         """Submit a Ray job."""
@@ -91,26 +124,27 @@ class LocalRay:
     def free_gpus(self) -> float:
         """Return how many logical GPUs nobody holds."""
         status = self._call("GET", "/api/cluster_status")["data"]["clusterStatus"]
-        used, total = status["loadMetricsReport"]["usage"]["GPU"]
+        used, total = (status.get("loadMetricsReport") or {}).get("usage", {}).get("GPU", (0, 0))
         return float(total - used)
 
     def stop(self) -> None:
         """End every process of this cluster, and remove its folder."""
-        try:
-            family = [self._process_of_self(), *self._process_of_self().children(recursive=True)]
-        except psutil.NoSuchProcess:
-            family = []
+        family = self._family()
         for process in family:
-            try:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGKILL)
-            except psutil.NoSuchProcess:
-                continue
         psutil.wait_procs(family, timeout=10)
-        self._process.wait(timeout=10)
+        for node in self._nodes:
+            node.wait(timeout=10)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _process_of_self(self) -> psutil.Process:
-        return psutil.Process(self._process.pid)
+    def _family(self) -> list[psutil.Process]:
+        family = []
+        for node in self._nodes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                head = psutil.Process(node.pid)
+                family += [head, *head.children(recursive=True)]
+        return family
 
     def _await_jobs_api(self) -> None:
         deadline = time.monotonic() + 60
@@ -120,7 +154,7 @@ class LocalRay:
                 return
             except OSError:
                 log = (self._folder / "start.log").read_text()
-                assert self._process.poll() is None, log
+                assert self._nodes[0].poll() is None, log
                 assert time.monotonic() < deadline, log
                 time.sleep(0.2)
 

@@ -194,6 +194,34 @@ def test_a_stopped_rank_is_named_when_the_group_stalls(cluster: LocalRay) -> Non
     assert controller.heartbeats[-1].silent_ranks == [1]
 
 
+def test_ranks_take_workers_that_waited_warm_and_new_ones_take_their_place(cluster: LocalRay) -> None:
+    wait_until(lambda: sum(cluster.idle_workers().values()) >= 2, START_LIMIT_S, "warm workers")
+    waiting = cluster.idle_workers()
+
+    with attempt_of(cluster, {"steps": 3}) as controller:
+        cluster.wait_for_job(controller.attempt_id)
+
+    ranks = {fact.pid for fact in controller.facts["ranks"]}
+    phases = controller.facts["phases"]
+    assert ranks <= set(waiting)
+    assert phases[Phase.IMPORTED] - phases[Phase.WORKERS_STARTED] < 1.0
+    wait_until(lambda: sum(cluster.idle_workers().values()) >= 2, START_LIMIT_S, "new warm workers")
+    assert not ranks & set(cluster.idle_workers())
+
+
+def test_the_last_rows_of_ranks_that_died_on_another_node_are_not_lost(cluster_of_two_nodes: LocalRay) -> None:
+    with attempt_of(cluster_of_two_nodes, ENDLESS) as controller:
+        wait_for_steps(controller)
+        os.kill(pid_of(controller, 0), signal.SIGKILL)
+        assert cluster_of_two_nodes.wait_for_job(controller.attempt_id, timeout_s=60) == "FAILED"
+
+    assert controller.outcome is not None
+    assert controller.outcome.failure is not None
+    assert controller.outcome.failure.kind is FailureKind.WORKER_DIED
+    assert controller.outcome.declared_steps == len(controller.records) > 0
+    assert sorted(controller.records) == list(range(len(controller.records)))
+
+
 def test_a_superseded_attempt_ends_at_once_and_reports_nothing(cluster: LocalRay) -> None:
     with attempt_of(cluster, ENDLESS) as controller:
         wait_for_steps(controller)

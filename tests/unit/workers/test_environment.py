@@ -1,0 +1,105 @@
+"""The variables that must be set before torch is imported, and the compiler that is not."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from workers.driver import process_started_at
+from workers.environment import prepare_environment, recorded_environment, remove_stale_extension_locks
+from workers.warm_pool import PRELOAD_MODULE, ray_start_environment
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+def test_without_a_gpu_the_processor_is_chosen_and_the_compiler_off() -> None:
+    environment: dict[str, str] = {}
+
+    prepare_environment(environment, has_gpu=False)
+
+    assert environment["DS_ACCELERATOR"] == "cpu"
+    assert recorded_environment(environment)["TORCHDYNAMO_DISABLE"] == "1"
+
+
+def test_with_a_gpu_the_compiler_and_the_accelerator_are_left_alone() -> None:
+    environment: dict[str, str] = {}
+
+    prepare_environment(environment, has_gpu=True)
+
+    assert "TORCHDYNAMO_DISABLE" not in environment
+    assert "DS_ACCELERATOR" not in environment
+
+
+def test_what_the_user_set_stays() -> None:
+    environment = {"OMP_NUM_THREADS": "8", "TORCH_EXTENSIONS_DIR": "/mine"}
+
+    prepare_environment(environment, has_gpu=False)
+
+    assert (environment["OMP_NUM_THREADS"], environment["TORCH_EXTENSIONS_DIR"]) == ("8", "/mine")
+
+
+def test_only_old_build_locks_are_removed(tmp_path: Path) -> None:
+    for name, age_s in (("old", 5000), ("new", 5)):
+        lock = tmp_path / name / "lock"
+        lock.parent.mkdir()
+        lock.touch()
+        os.utime(lock, (time.time() - age_s, time.time() - age_s))
+
+    removed = remove_stale_extension_locks(tmp_path)
+
+    assert removed == [tmp_path / "old" / "lock"]
+    assert (tmp_path / "new" / "lock").exists()
+
+
+def run_python(code: str, **environment: str) -> str:
+    environ = {name: value for name, value in os.environ.items() if name != "TORCHDYNAMO_DISABLE"}
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=REPOSITORY,
+        env={**environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return said.stdout.strip()
+
+
+BUILDS_AN_OPTIMIZER = """
+import sys, torch
+from workers.environment import keep_compiler_unloaded
+keep_compiler_unloaded()
+torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1).zero_grad()
+torch.compile(lambda x: x)(1)
+print('torch._dynamo' in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(("disable", "is_loaded"), [("1", "False"), ("0", "True")])
+def test_the_compiler_is_not_imported_where_it_is_off_and_is_where_it_is_on(disable: str, is_loaded: str) -> None:
+    assert run_python(BUILDS_AN_OPTIMIZER, TORCHDYNAMO_DISABLE=disable, DS_ACCELERATOR="cpu") == is_loaded
+
+
+PRELOADS = "import sys, workers.preload; print('torch' in sys.modules, 'workers.train_loop' in sys.modules)"
+
+
+def test_an_idle_worker_imports_all_that_a_rank_needs() -> None:
+    assert run_python(PRELOADS, DS_ACCELERATOR="cpu").split()[0] == "True"
+
+
+def test_a_jobs_supervisor_imports_nothing_of_it() -> None:
+    assert run_python(PRELOADS, RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES="1") == "False False"
+
+
+def test_a_warm_cluster_preloads_a_module_that_exists() -> None:
+    assert ray_start_environment()["RAY_preload_python_modules"] == PRELOAD_MODULE
+    assert (REPOSITORY / "workers" / "preload.py").exists()
+
+
+def test_a_process_knows_when_it_began() -> None:
+    said = float(run_python("from workers.driver import process_started_at; print(process_started_at())"))
+
+    assert 0 <= time.time() - said < 30
+    assert process_started_at() < said

@@ -1,0 +1,148 @@
+"""The built-in tasks: their inputs are what was published, and the same on every call."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from muon_core.zero.orderings import STEP_ORDERINGS
+from muonscope.contract.run_spec import ByteGptTask, CalmBoomTask, RunSpec, SimpleModelTask, UserTask
+from muonscope.contract.status import StepOrdering
+from workers.errors import TaskUnusable
+from workers.tasks import TaskContext, build_task, calm_boom, tokens_in
+from workers.tasks.byte_gpt import ByteGpt, read_text
+from workers.tasks.calm_boom import cuda_randn, philox4x32
+from workers.tasks.simple_model import batch_seed
+
+GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "deepspeed.json").read_text())
+
+
+def context(rank: int = 0, seed: int = 0, micro_batch_size: int = 4, dtype: torch.dtype = torch.float16) -> TaskContext:
+    return TaskContext(seed, rank, 2, micro_batch_size, dtype)
+
+
+def test_philox_gives_the_published_test_vectors() -> None:
+    # Random123's known answers for philox4x32-10.
+    zeros = philox4x32(np.zeros((1, 4), dtype=np.uint64), (0, 0))
+    ones = philox4x32(np.full((1, 4), 0xFFFFFFFF, dtype=np.uint64), (0xFFFFFFFF, 0xFFFFFFFF))
+
+    assert zeros.tolist() == [[0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]]
+    assert ones.tolist() == [[0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]]
+
+
+@pytest.mark.parametrize(("name", "call"), [("calm", 0), ("boom", 1)])
+def test_cudas_random_numbers_are_computed_on_any_machine(name: str, call: int) -> None:
+    inputs = cuda_randn(32, seed=0, call=call).half().tolist()
+
+    assert inputs == GOLDEN["calm_boom_inputs"][name]
+
+
+def test_more_numbers_than_one_cuda_block_gives_are_refused() -> None:
+    with pytest.raises(ValueError, match="255 elements"):
+        cuda_randn(256, seed=0, call=0)
+
+
+def test_boom_overflows_on_its_step_only() -> None:
+    run = calm_boom.build(CalmBoomTask(overflow_step=1), context())
+
+    assert [float(run.batch(step, 0)[1].max()) > 1e4 for step in range(4)] == [False, True, False, False]
+    assert torch.equal(run.batch(0, 0)[0], run.batch(1, 0)[0])
+
+
+def test_a_fixed_batch_is_the_same_each_step_and_another_on_each_rank() -> None:
+    one, other = (build_task(RunSpec(), context(rank)) for rank in (0, 1))
+
+    assert all(torch.equal(a, b) for a, b in zip(one.batch(0, 0), one.batch(9, 0), strict=True))
+    assert not torch.equal(one.batch(0, 0)[0], other.batch(0, 0)[0])
+    assert not torch.equal(one.batch(0, 0)[0], one.batch(0, 1)[0])
+
+
+def test_a_fresh_batch_differs_each_step_and_is_repeatable() -> None:
+    spec = RunSpec(task=SimpleModelTask(fixed_batch=False))
+    run, again = build_task(spec, context()), build_task(spec, context())
+
+    assert not torch.equal(run.batch(0, 0)[0], run.batch(1, 0)[0])
+    assert torch.equal(run.batch(5, 0)[0], again.batch(5, 0)[0])
+
+
+def test_seeds_of_neighbours_are_all_different() -> None:
+    seeds = {
+        batch_seed(context(rank, seed), position) for seed in range(8) for rank in range(8) for position in range(64)
+    }
+
+    assert len(seeds) == 8 * 8 * 64
+
+
+def test_byte_gpt_reads_the_standard_library_by_default_and_repeats_itself() -> None:
+    spec = RunSpec(task=ByteGptTask())
+    run, again = build_task(spec, context()), build_task(spec, context())
+    inputs, targets = run.batch(3, 0)
+
+    assert inputs.shape == targets.shape == (4, 64)
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    assert torch.equal(inputs, again.batch(3, 0)[0])
+    assert tokens_in(run, (inputs, targets)) == 256
+    # Real text: mostly printable.
+    assert ((inputs >= 32) & (inputs < 127)).float().mean() > 0.8
+
+
+def test_byte_gpt_starts_as_uncertain_as_a_uniform_guess() -> None:
+    torch.manual_seed(0)
+    run = build_task(RunSpec(task=ByteGptTask()), context())
+
+    loss = run.loss(run.model, run.batch(0, 0))
+
+    assert loss.item() == pytest.approx(np.log(256), abs=0.15)
+
+
+def test_byte_gpt_cannot_look_ahead() -> None:
+    torch.manual_seed(0)
+    model = ByteGpt(ByteGptTask())
+    tokens = torch.randint(0, 256, (1, 64))
+    changed = tokens.clone()
+    changed[0, 40:] = 7
+
+    assert torch.equal(model(tokens)[0, :40], model(changed)[0, :40])
+    assert not torch.equal(model(tokens)[0, 40:], model(changed)[0, 40:])
+
+
+def test_a_users_file_and_folder_are_read_whole_in_name_order(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "two.txt").write_bytes(b"two")
+    (tmp_path / "a.txt").write_bytes(b"one")
+    (tmp_path / ".hidden").write_bytes(b"no")
+
+    assert bytes(read_text(str(tmp_path))) == b"onetwo"
+    assert bytes(read_text(str(tmp_path / "a.txt"))) == b"one"
+
+
+def test_a_text_that_is_missing_or_too_short_is_refused_by_name(tmp_path: Path) -> None:
+    short = tmp_path / "short.txt"
+    short.write_bytes(b"x" * 65)
+
+    with pytest.raises(TaskUnusable, match="nowhere"):
+        read_text(str(tmp_path / "nowhere"))
+    with pytest.raises(TaskUnusable, match="65 bytes"):
+        build_task(RunSpec(task=ByteGptTask(text=str(short))), context())
+
+
+@pytest.mark.parametrize("name", ["no_such_module_at_all:task", "os:no_such_function"])
+def test_a_users_task_that_cannot_be_imported_is_refused_by_name(name: str) -> None:
+    with pytest.raises(TaskUnusable, match=f"{name}.*cannot be imported"):
+        build_task(RunSpec(task=UserTask(name=name)), context())
+
+
+def test_a_users_task_that_returns_something_else_is_refused_with_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "not_a_task_at_all.py").write_text("def task(context):\n    return context.options\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with pytest.raises(TaskUnusable, match="returned dict, which lacks model, batch, loss"):
+        build_task(RunSpec(task=UserTask(name="not_a_task_at_all:task")), context())
+
+
+def test_contract_and_muon_core_spell_the_same_orderings() -> None:
+    assert {str(ordering) for ordering in StepOrdering} == set(STEP_ORDERINGS)
