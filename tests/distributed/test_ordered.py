@@ -171,13 +171,17 @@ def test_an_overflow_at_the_minimum_scale_ends_the_run_in_our_words(gang: Gangs)
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_reported_norms_are_of_the_unscaled_gradient_and_the_applied_update(gang: Gangs, stage: int) -> None:
-    small = gang(2).run_once(cases.train, stage=stage, power=4, steps=3, plants=[(1, 0, None)])[0]["rows"]
-    large = gang(2).run_once(cases.train, stage=stage, power=9, steps=3, plants=[(1, 0, None)])[0]["rows"]
+    small = gang(2).run_once(cases.train, stage=stage, power=4, steps=3, micro_batch=2, plants=[(1, 0, None)])[0][
+        "rows"
+    ]
+    large = gang(2).run_once(cases.train, stage=stage, power=9, steps=3, micro_batch=2, plants=[(1, 0, None)])[0][
+        "rows"
+    ]
 
     assert small[0]["grad_norm"] == pytest.approx(large[0]["grad_norm"], rel=1e-3)  # float16 gradients
     assert (small[1]["grad_norm"], small[1]["update_norm"]) == (math.inf, None)
-    # Two ranks' four samples make gradients of rank 8: as many singular values near 1, times 40 / 24 where it is tall.
-    assert small[0]["update_norm"] == pytest.approx(math.sqrt(8 * 40 / 24 + 8 + 8), rel=0.15)
+    # Two ranks' two samples make gradients of rank 4: as many singular values near 1, times 40 / 24 where it is tall.
+    assert small[0]["update_norm"] == pytest.approx(math.sqrt(4 * 40 / 24 + 4 + 4), rel=0.15)
 
 
 @pytest.mark.parametrize(
