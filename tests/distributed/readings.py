@@ -1,11 +1,20 @@
 """How tests compare what the ranks returned."""
 
+import os
 from typing import Any
 
+import pytest
 import torch
 
 # float32 rounds at 6e-8; eight steps through five Newton-Schulz iterations leave a few units in the last places.
 FP32_TOLERANCE = 2e-5
+
+
+# Offloading moves the elementwise work to the processor. Where ranks run on GPUs that is another arithmetic, and only
+# the comparisons within rounding hold.
+on_one_device = pytest.mark.skipif(
+    os.environ.get("DS_ACCELERATOR") == "cuda", reason="equal bits are claimed where both runs are on the CPU"
+)
 
 
 def relative(a: list[Any], b: list[Any]) -> float:

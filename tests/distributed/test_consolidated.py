@@ -11,7 +11,7 @@ from safetensors import safe_open
 from tests.distributed import checkpoint_cases as cases
 from tests.distributed.gang import Gang
 from tests.distributed.offload_cases import OFFLOAD
-from tests.distributed.readings import FP32_TOLERANCE, relative
+from tests.distributed.readings import FP32_TOLERANCE, on_one_device, relative
 
 Gangs = Callable[[int], Gang]
 
@@ -63,6 +63,7 @@ def test_the_same_set_up_goes_on_to_the_last_bit_after_a_discarded_step(
     assert resumed["dtypes"] == ["torch.float16"]
 
 
+@on_one_device
 def test_offloaded_state_resumes_where_it_is_not_offloaded(gang: Gangs, tmp_path: Path) -> None:
     folder = str(tmp_path / "checkpoint")
     saved = gang(2).run(cases.save, stage=2, folder=folder, zero=OFFLOAD)[0]

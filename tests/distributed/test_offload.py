@@ -8,13 +8,14 @@ import pytest
 from tests.distributed import cases, offload_cases
 from tests.distributed.gang import Gang
 from tests.distributed.offload_cases import ALLOW, OFFLOAD
-from tests.distributed.readings import FP32_TOLERANCE, relative, trajectory
+from tests.distributed.readings import FP32_TOLERANCE, on_one_device, relative, trajectory
 from tests.distributed.scenario import ds_config
 
 Gangs = Callable[[int], Gang]
 STAGES = (1, 2, 3)
 
 
+@on_one_device
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("precision", ["fp16", "fp32"])
 def test_offloaded_state_takes_the_same_steps_to_the_last_bit(gang: Gangs, stage: int, precision: str) -> None:
