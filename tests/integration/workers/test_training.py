@@ -186,7 +186,7 @@ DEEPSPEED = {"implementation": "deepspeed", "step_ordering": "deferred"}
     ("spec", "reason"),
     [
         ({"ds_config": {"zero_optimization": {"foo_bar": 1}}}, "foo_bar"),
-        ({"ds_config": {"amp": {"enabled": True}}}, "amp"),
+        ({"ds_config": {"amp": {"enabled": True}}}, "AMP"),
         ({**DEEPSPEED, "optimizer": {"nesterov": False}}, "nesterov"),
         ({**DEEPSPEED, "optimizer": {"ns_method": "polar_express"}}, "ns_method"),
         ({**DEEPSPEED, "optimizer": {"ns_steps": 7}}, "ns_steps"),
