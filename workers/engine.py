@@ -110,7 +110,15 @@ def build_training(spec: RunSpec, place: Place) -> Training:
     torch.manual_seed(spec.seed)
     dtype = DTYPES[spec.precision]
     options = spec.task.options if isinstance(spec.task, UserTask) else {}
-    context = TaskContext(spec.seed, place.rank, place.world_size, spec.micro_batch_size, dtype, options)
+    context = TaskContext(
+        seed=spec.seed,
+        rank=place.rank,
+        world_size=place.world_size,
+        micro_batch_size=spec.micro_batch_size,
+        dtype=dtype,
+        options=options,
+        gradient_accumulation_steps=spec.gradient_accumulation_steps,
+    )
     task = build_task(spec, context)
     faults = FaultPlan(spec.faults, task.model, place.rank)
     before_cast = [parameter.detach() for _, parameter in trainable_parameters(task.model)]

@@ -4,7 +4,9 @@
 DeepSpeed cast it, casting alone changes nearly every parameter: that misleading count is kept beside the right one.
 """
 
+import base64
 import hashlib
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from muonscope.contract.attempts import FinalState
+from muonscope.contract.attempts import MAX_KEPT_WEIGHTS, FinalState
 from workers.weights import LocalWeight, local_weights, norms, numel_of
 
 
@@ -96,7 +98,24 @@ class InitialWeights:
             max_weight_motion=_largest([motions[index] for index in muon]),
             nonfinite_parameters=int((nonfinite_flags > 0).sum()),
             parameter_motions=motions,
+            weights=self._small_weights(group),
         )
+
+    def _small_weights(self, group: dist.ProcessGroup | None) -> str | None:
+        """Return the whole model's weights where they are few. Collective."""
+        sizes = [numel_of(parameter) for parameter in self._parameters]
+        if sum(sizes) > MAX_KEPT_WEIGHTS:
+            return None
+        starts = [0, *itertools.accumulate(sizes)]
+        whole = torch.zeros(sum(sizes), dtype=torch.float32)
+        for piece in local_weights(self._parameters, self._rank, self._world_size):
+            whole.narrow(0, starts[piece.index] + piece.start, piece.values.numel()).copy_(piece.values)
+        if group is not None:
+            # Bits are summed as integers, all but one of them zero: NaN comes through as well.
+            bits = whole.view(torch.int32).to(self._parameters[0].device)
+            dist.all_reduce(bits, group=group)
+            whole = bits.cpu().view(torch.float32)
+        return base64.b64encode(whole.numpy().astype("<f4").tobytes()).decode()
 
 
 def _differs(piece: LocalWeight, whole: Tensor) -> bool:

@@ -26,7 +26,12 @@ def add_to(app: typer.Typer) -> None:
 @experiment_app.command("run")
 def run(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A built-in experiment: thirty-step, byte-gpt or calm-boom.")
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="A built-in experiment: thirty-step, byte-gpt, calm-boom, mixed-overflow, gradient-accumulation, "
+            "scale-change, dtype-assertion, or published-tables for all that have published figures.",
+        ),
     ],
     text: Annotated[
         str | None, typer.Option(metavar="PATH", help="For byte-gpt: train on this file or folder of your own.")

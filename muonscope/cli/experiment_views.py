@@ -34,7 +34,7 @@ def experiment_exit_code(experiment: "Experiment") -> int:
 def _mark(check: "PublishedCheck | None") -> str:
     if check is None:
         return NOT_MEASURED
-    return "yes" if check.matches else "no: " + "; ".join(check.differences)
+    return "pass" if check.matches else "fail: " + "; ".join(check.differences)
 
 
 def _cell(value: Any) -> str:

@@ -9,13 +9,16 @@
 All but `enrol` carry `Authorization: Bearer <attempt token>`.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from muonscope.contract.run_spec import RunSpec
 from muonscope.contract.status import AttemptStatus, FailureKind, MomentumUnit, ParameterRoute, Phase
 from muonscope.contract.telemetry import decode_number, encode_number
+
+# So few weights travel and are kept as they are: the built-in experiments' small cases, 64 KiB.
+MAX_KEPT_WEIGHTS: Final = 16384
 
 # A float that survives JSON: NaN and the infinities travel as strings.
 Number = Annotated[float, BeforeValidator(decode_number), PlainSerializer(encode_number, when_used="json")]
@@ -123,6 +126,9 @@ class FinalState(_Message):
     parameter_motions: list[Number] | None = None
     """2-norm of (w - w0) for every trainable parameter, by index."""
     final_parameters_hash: str | None = None
+    weights: str | None = Field(None, max_length=MAX_KEPT_WEIGHTS * 6)
+    """Of models with at most MAX_KEPT_WEIGHTS elements, all weights by parameter index: float32, little-endian, base64.
+    They say how far apart two runs end."""
     peak_memory_bytes: int | None = None
 
 

@@ -16,7 +16,7 @@ from muonscope.contract.status import Implementation, Precision, StepOrdering
 MAX_STEPS: Final = 100_000_000
 MAX_NAME_LENGTH: Final = 200
 MAX_WORLD_SIZE: Final = 4096
-BUILT_IN_TASKS: Final = ("simple_model", "calm_boom", "byte_gpt")
+BUILT_IN_TASKS: Final = ("simple_model", "calm_boom", "matrix_pair", "byte_gpt")
 SUPPORTED_DEEPSPEED: Final = ("0.17.6", "0.19.2", "0.19.7", "0.19.8")
 DEFAULT_DEEPSPEED: Final = "0.19.8"
 
@@ -72,6 +72,13 @@ class CalmBoomTask(_Part):
     """Zero-based attempted step whose input overflows in `boom`; null for none."""
 
 
+class MatrixPairTask(_Part):
+    """Two bias-free square matrices; a step's samples stay the same however many micro-batches they are cut into."""
+
+    name: Literal["matrix_pair"] = "matrix_pair"
+    width: int = Field(64, ge=2, le=8192)
+
+
 class ByteGptTask(_Part):
     """A small GPT on bytes of real text."""
 
@@ -109,13 +116,14 @@ def _task_tag(value: Any) -> str | None:
 Task = Annotated[
     Annotated[SimpleModelTask, Tag("simple_model")]
     | Annotated[CalmBoomTask, Tag("calm_boom")]
+    | Annotated[MatrixPairTask, Tag("matrix_pair")]
     | Annotated[ByteGptTask, Tag("byte_gpt")]
     | Annotated[UserTask, Tag("user")],
     Discriminator(
         _task_tag,
         custom_error_type="unknown_task",
         custom_error_message=(
-            "task.name must be one of simple_model, calm_boom, byte_gpt, or an allow-listed module:function"
+            f"task.name must be one of {', '.join(BUILT_IN_TASKS)}, or an allow-listed module:function"
         ),
     ),
 ]

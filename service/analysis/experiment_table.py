@@ -2,15 +2,14 @@
 
 import csv
 import io
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from muonscope.contract.published import Published, check_label, published_result
-from muonscope.contract.run_spec import RunSpec
-from muonscope.contract.status import RunStatus, Verdict
+from muonscope.contract.published import PUBLISHED_TABLES, check_label
+from muonscope.contract.status import RunStatus
 from muonscope.contract.telemetry import encode_number
+from service.analysis.figures import Figure, RunResult, display, figure
 
 Cell = str | float | int | bool | None
 
@@ -21,26 +20,8 @@ LABELS: Final = {
     "step_ordering": "ordering",
 }
 RESULT_COLUMNS: Final = ("moved", "momentum finite", "outcome", "overflows", "final scale", "largest weight motion")
-# What the published tables vary, in their order.
+# What the thirty-step table varies, in its order.
 STANDARD_FIELDS: Final = ("zero_stage", "loss_scale.initial_power", "step_ordering")
-
-
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """What a row is made of: a run and what its record shows so far."""
-
-    run_id: str
-    spec: Mapping[str, Any]
-    status: RunStatus
-    verdict: Verdict | None
-    verdict_step: int | None
-    steps: int
-    overflows: int
-    final_loss_scale: float | None
-    parameters_moved: int | None
-    parameters_total: int | None
-    momentum_finite: bool | None
-    max_weight_motion: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +86,7 @@ def build_table(
     builtin: str | None = None,
     extra: Mapping[str, Sequence[Cell]] | None = None,
 ) -> Table:
-    """Make the table of an experiment.
+    """Make the table of an experiment; a built-in one's has each run's figure beside the known one.
 
     Args:
         results: its runs, in order.
@@ -113,15 +94,57 @@ def build_table(
         builtin: the built-in experiment's name, for what is published of it.
         extra: further columns by label, one cell a run.
     """
-    further = extra or {}
+    if builtin == PUBLISHED_TABLES:
+        return _published_tables(results)
+    further = dict(extra or {})
+    figures = [None if builtin is None else figure(builtin, result, results) for result in results]
+    if any(figures):
+        further |= _figure_columns(results, figures, check_label(builtin))
     columns = [LABELS.get(field, field) for field in fields] + list(RESULT_COLUMNS) + list(further)
     rows = [
         [*(_field(result.spec, field) for field in fields), *_result_cells(result),
          *(cells[place] for cells in further.values())]
         for place, result in enumerate(results)
     ]  # fmt: skip
-    checks = [check_published(builtin, result) for result in results]
-    return Table(columns, rows, [result.run_id for result in results], checks, check_label(builtin))
+    return Table(columns, rows, _ids(results), _checks(results, figures), check_label(builtin))
+
+
+def _published_tables(results: Sequence[RunResult]) -> Table:
+    """One row a run of every table, each table's run by run, told apart by the tag that names it."""
+    tables = [str(next(iter(result.spec.get("tags") or []), "")) for result in results]
+    figures = [
+        figure(table, result, [each for each, other in zip(results, tables, strict=True) if other == table])
+        for table, result in zip(tables, results, strict=True)
+    ]
+    label = check_label(PUBLISHED_TABLES)
+    shown = _figure_columns(results, figures, label)
+    names = [
+        str(result.spec.get("name", "")).removeprefix(table).strip()
+        for table, result in zip(tables, results, strict=True)
+    ]
+    rows: list[list[Cell]] = [list(row) for row in zip(tables, names, *shown.values(), strict=True)]
+    return Table(["table", "run", *shown], rows, _ids(results), _checks(results, figures), label)
+
+
+def _figure_columns(
+    results: Sequence[RunResult], figures: Sequence[Figure | None], label: str
+) -> dict[str, list[Cell]]:
+    pairs = list(zip(results, figures, strict=True))
+    return {
+        "measured": [made.measured if made is not None and run.status.is_terminal else None for run, made in pairs],
+        f"{label} figure": [made.known if made is not None else None for _, made in pairs],
+    }
+
+
+def _checks(results: Sequence[RunResult], figures: Sequence[Figure | None]) -> list[Check | None]:
+    return [
+        None if made is None or not result.status.is_terminal else Check(not made.differences, made.differences)
+        for result, made in zip(results, figures, strict=True)
+    ]
+
+
+def _ids(results: Sequence[RunResult]) -> list[str]:
+    return [result.run_id for result in results]
 
 
 def _field(spec: Mapping[str, Any], field: str) -> Cell:
@@ -156,50 +179,6 @@ def outcome(result: RunResult) -> str:
     if result.verdict_step is not None:
         return f"{result.verdict} at step {result.verdict_step}"
     return str(result.verdict)
-
-
-def check_published(builtin: str | None, result: RunResult) -> Check | None:
-    """Hold a finished run against what is published of it."""
-    if builtin is None or not result.status.is_terminal:
-        return None
-    published = published_result(builtin, RunSpec.model_validate(result.spec))
-    if published is None:
-        return None
-    differences = tuple(_differences(published, result, check_label(builtin)))
-    return Check(not differences, differences)
-
-
-def _differences(published: Published, result: RunResult, label: str) -> list[str]:
-    pairs = (
-        ("verdict", published.verdict, result.verdict),
-        ("verdict step", published.verdict_step, result.verdict_step),
-        ("parameters moved", published.parameters_moved, result.parameters_moved),
-        ("parameters", published.parameters_total, result.parameters_total),
-        ("momentum finite", published.momentum_finite, result.momentum_finite),
-        ("overflows", published.overflows, result.overflows),
-        ("final scale", published.final_loss_scale, result.final_loss_scale),
-    )
-    found = [
-        f"{name} is {display(actual)}, {label} {display(expected)}"
-        for name, expected, actual in pairs
-        if expected is not None and expected != actual
-    ]
-    least, most, motion = published.least_weight_motion, published.most_weight_motion, result.max_weight_motion
-    is_bounded = least > 0 or most is not None
-    if is_bounded and (motion is None or not least <= motion <= (math.inf if most is None else most)):
-        found.append(f"largest weight motion is {display(motion)}, {label} {least:g} to {display(most) or 'any'}")
-    return found
-
-
-def display(cell: Cell) -> str:
-    """Return a cell as people read it: six digits at most, yes and no, nothing where not measured."""
-    if cell is None:
-        return ""
-    if isinstance(cell, bool):
-        return "yes" if cell else "no"
-    if isinstance(cell, float):
-        return f"{cell:.6g}"
-    return str(cell)
 
 
 def _mark(check: Check | None) -> str | None:

@@ -1,22 +1,26 @@
 """Experiments: a matrix of runs queued together, and the table that answers their question."""
 
-from collections.abc import Mapping, Sequence
+import base64
+import math
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
+import numpy as np
 from fastapi import APIRouter, Body, Path, Query, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from muonscope.contract.published import BYTE_GPT
+from muonscope.contract.attempts import FinalState
+from muonscope.contract.published import BYTE_GPT, THIRTY_STEP
 from muonscope.contract.run_spec import MAX_NAME_LENGTH, RunSpec
 from service.analysis import builtin_experiments, experiment_table
+from service.analysis.figures import READ_STEPS, Readings, RunResult
 from service.analysis.matrix import Cell, expand
 from service.api.dependencies import ControllerDependency, DatabaseDependency, SettingsDependency
 from service.api.problems import validation_problem
 from service.api.runs import check_runnable
 from service.api.schemas import PROBLEMS, Out, RunOut, present_runs
-from service.api.step_schemas import parameter_step_json
 from service.errors import InvalidInput
 from service.store.experiments import ExperimentRepository, experiment_status
 from service.store.models import Experiment, Run
@@ -27,8 +31,6 @@ from service.store.summary import get_scalar
 
 router = APIRouter(prefix="/experiments", tags=["experiments"], responses=PROBLEMS)
 
-_NORM_COLUMNS: Final = ("calm momentum", "boom momentum")
-
 
 class ExperimentIn(BaseModel):
     """A matrix of one's own (`name`, `base`, `matrix`), or a built-in experiment by its name and options."""
@@ -36,7 +38,9 @@ class ExperimentIn(BaseModel):
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
 
     builtin: str | None = Field(None, max_length=100)
-    """thirty-step, byte-gpt or calm-boom. All take `gpus_per_rank`; byte-gpt also `text`, a file or folder."""
+    """thirty-step, byte-gpt, calm-boom, mixed-overflow, gradient-accumulation, scale-change, dtype-assertion, or
+    published-tables for all with published figures. All take `gpus_per_rank`; byte-gpt also `text`, a file or folder.
+    """
     name: str | None = Field(None, min_length=1, max_length=MAX_NAME_LENGTH)
     base: dict[str, Any] = Field(default_factory=dict)
     """What all runs share: a run spec, defaults left out."""
@@ -182,16 +186,30 @@ def _table_of(session: Session, experiment: Experiment) -> experiment_table.Tabl
 
 
 def _table(session: Session, experiment: Experiment, runs: Sequence[Run]) -> experiment_table.Table:
-    results = [_result(run) for run in runs]
-    if experiment.builtin == builtin_experiments.CALM_BOOM:
-        norms = [_norm_histories(session, run) for run in runs]
-        extra = {label: [history[place] for history in norms] for place, label in enumerate(_NORM_COLUMNS)}
-        return experiment_table.build_table(
-            results, ("implementation", "step_ordering"), builtin=experiment.builtin, extra=extra
-        )
-    losses = _losses(session, runs) if experiment.builtin == BYTE_GPT else None
-    fields = tuple(experiment.matrix) or experiment_table.STANDARD_FIELDS
-    return experiment_table.build_table(results, fields, builtin=experiment.builtin, extra=losses)
+    builtin = experiment.builtin
+    reads = builtin not in (None, THIRTY_STEP, BYTE_GPT)
+    results = [_result(run, _readings(session, run) if reads else Readings()) for run in runs]
+    fields = tuple(experiment.matrix) or builtin_experiments.FIELDS.get(builtin or "", experiment_table.STANDARD_FIELDS)
+    losses = _losses(session, runs) if builtin == BYTE_GPT else None
+    return experiment_table.build_table(results, fields, builtin=builtin, extra=losses)
+
+
+def _readings(session: Session, run: Run) -> Readings:
+    """Read what the figures of a built-in experiment's run are made of."""
+    steps = StepRepository(session).page(run, limit=READ_STEPS).steps
+    attempt = run.attempts[-1] if run.attempts else None
+    final = FinalState() if attempt is None or attempt.final is None else FinalState.model_validate(attempt.final)
+    motions = final.parameter_motions
+    return Readings(
+        norms=tuple(tuple(np.frombuffer(step.record.parameter_norms, "<f4").tolist()) for step in steps),
+        ns_calls=tuple(step.record.ns_calls for step in steps),
+        weights=None
+        if final.weights is None
+        else np.frombuffer(base64.b64decode(final.weights), "<f4").astype(np.float64),
+        parameters_hash=final.final_parameters_hash,
+        motion=None if motions is None else math.sqrt(math.fsum(motion * motion for motion in motions)),
+        changed_before_cast=final.parameters_changed_before_cast,
+    )
 
 
 def _losses(session: Session, runs: Sequence[Run]) -> dict[str, list[experiment_table.Cell]]:
@@ -203,23 +221,9 @@ def _losses(session: Session, runs: Sequence[Run]) -> dict[str, list[experiment_
     return {"first loss": first, "last loss": [get_scalar(run.summary, "last_loss") for run in runs]}
 
 
-def _norm_histories(session: Session, run: Run) -> list[str]:
-    rows = StepRepository(session).parameter_norms(run, limit=3)
-    histories = []
-    for index in range(len(_NORM_COLUMNS)):
-        norms = [parameter_step_json(step, packed, index)["momentum_norm"] for step, packed in rows]
-        histories.append(" → ".join(_short(norm) for norm in norms))
-    return histories
-
-
-def _short(norm: float | str | None) -> str:
-    words: Mapping[str, str] = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
-    return "" if norm is None else words[norm] if isinstance(norm, str) else f"{norm:.4f}"
-
-
-def _result(run: Run) -> experiment_table.RunResult:
+def _result(run: Run, readings: Readings) -> RunResult:
     summary = run.summary
-    return experiment_table.RunResult(
+    return RunResult(
         run_id=run.uid,
         spec=run.spec,
         status=run.status,
@@ -232,4 +236,5 @@ def _result(run: Run) -> experiment_table.RunResult:
         parameters_total=summary.parameters_total,
         momentum_finite=summary.momentum_finite,
         max_weight_motion=get_scalar(summary, "max_weight_motion"),
+        readings=readings,
     )

@@ -201,7 +201,7 @@ def _remedy(error: Mapping[str, Any], path: str) -> str:
         "finite_number": "give a finite number",
         "missing": "add it",
         "json_invalid": "send valid JSON",
-        "unknown_task": "use simple_model, calm_boom, byte_gpt, or an allow-listed module:function",
+        "unknown_task": "use simple_model, calm_boom, matrix_pair, byte_gpt, or an allow-listed module:function",
     }
     if kind in limits:
         return limits[kind]

@@ -259,7 +259,8 @@ def present_attempt(attempt: Attempt) -> AttemptOut:
         data_hash=attempt.data_hash,
         initial_parameters_hash=attempt.initial_parameters_hash,
         resolved_ds_config=attempt.resolved_ds_config,
-        final=attempt.final,
+        # Weights are kept for the experiments' distances; nobody reads them as text.
+        final=None if attempt.final is None else {k: v for k, v in attempt.final.items() if k != "weights"},
         created_at=attempt.created_at,
         started_at=attempt.started_at,
         finished_at=attempt.finished_at,

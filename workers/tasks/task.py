@@ -36,6 +36,8 @@ class TaskContext:
     """What floating-point inputs must be given as: the model's dtype under DeepSpeed."""
     options: dict[str, Any] = field(default_factory=dict)
     """A user task's own options, as its spec gives them."""
+    gradient_accumulation_steps: int = 1
+    """Micro-batches a step."""
 
 
 class Task(Protocol):

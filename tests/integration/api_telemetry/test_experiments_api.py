@@ -1,13 +1,15 @@
+import base64
 import csv
 import io
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from service.store.runs import RunRepository
 from service.store.session import Database
-from tests.integration.api_telemetry.workers import Workers, die, train
+from tests.integration.api_telemetry.workers import Workers, die, train, workers
 from tests.records import start_attempt
 
 
@@ -54,10 +56,16 @@ def test_thirty_step_is_held_against_the_published_table(client: httpx.Client, s
     assert answer["status"] == "succeeded"
     assert table["columns"] == [
         "stage", "initial scale", "ordering", "moved", "momentum finite", "outcome", "overflows", "final scale",
-        "largest weight motion",
+        "largest weight motion", "measured", "published figure",
     ]  # fmt: skip
-    assert table["rows"][0] == [1, 65536, "master", "0/2", False, "dies at step 17", 17, 1, 0.0]
-    assert table["rows"][1] == [1, 65536, "ordered", "2/2", True, "trains", 0, 65536, 0.45]
+    assert table["rows"][0] == [
+        1, 65536, "master", "0/2", False, "dies at step 17", 17, 1, 0.0,
+        "dies at step 17, 0/2 moved, 17 overflows", "dies at step 17, 0/10 moved, 17 overflows",
+    ]  # fmt: skip
+    assert table["rows"][1] == [
+        1, 65536, "ordered", "2/2", True, "trains", 0, 65536, 0.45,
+        "trains, 2/2 moved, 0 overflows", "trains, 10/10 moved",
+    ]  # fmt: skip
     # These made-up runs have two parameters, not ten: the check must notice, and nothing else.
     assert [check["matches"] for check in table["published"]] == [False] * 8
     assert table["published"][1]["differences"] == [
@@ -94,16 +102,34 @@ def test_byte_gpt_shows_its_loss_falling_and_claims_no_published_figure(
         train(voice, steps=60)
     table = client.get(f"/experiments/{experiment['id']}").json()["table"]
 
-    assert table["columns"][-2:] == ["first loss", "last loss"]
-    assert [row[-2:] for row in table["rows"]] == [[3.0, pytest.approx(2.41)]] * 4
+    assert table["columns"][-4:] == ["first loss", "last loss", "measured", "expected figure"]
+    assert [row[-4:-2] for row in table["rows"]] == [[3.0, pytest.approx(2.41)]] * 4
     assert table["check_label"] == "expected"
 
 
-def test_calm_boom_shows_both_momenta(client: httpx.Client) -> None:
+def test_calm_boom_shows_both_momenta_beside_the_published_ones(
+    client: httpx.Client, sqlite_database: Database
+) -> None:
     experiment = client.post("/experiments", json={"builtin": "calm-boom"}).json()
+    for voice in _voices(client, sqlite_database, experiment):
+        train(voice, steps=4)
+    table = client.get(f"/experiments/{experiment['id']}").json()["table"]
 
-    assert experiment["table"]["columns"][-2:] == ["calm momentum", "boom momentum"]
-    assert {run["spec"]["implementation"] for run in experiment["runs"]} == {"deepspeed", "muon_core"}
+    assert table["columns"][:2] == ["implementation", "ordering"]
+    assert table["columns"][-2:] == ["measured", "published figure"]
+    assert table["rows"][0][-1] == "calm 55.1596 → 104.8011 → 149.4872; boom 42.7804 → inf → nan"
+    # These made-up runs record other norms.
+    assert table["rows"][0][-2].startswith("calm ")
+    assert not any(check["matches"] for check in table["published"])
+
+
+def test_weights_that_are_kept_for_distances_are_not_shown(client: httpx.Client, sqlite_database: Database) -> None:
+    voice = workers(client, sqlite_database)
+    train(voice, weights=base64.b64encode(np.ones(20, "<f4").tobytes()).decode())
+
+    (attempt,) = voice.run()["attempts"]
+    assert attempt["final"]["parameters_moved"] == 2
+    assert "weights" not in attempt["final"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ import pytest
 from muonscope.contract.run_spec import RunSpec
 from muonscope.contract.status import RunStatus, Verdict
 from service.analysis.builtin_experiments import BUILTIN_NAMES, build
-from service.analysis.experiment_table import RunResult, build_table, check_published, display
+from service.analysis.experiment_table import Check, build_table
+from service.analysis.figures import RunResult, display
 from service.analysis.matrix import expand
 
 
@@ -22,6 +23,10 @@ DEATH = {
     "status": RunStatus.FAILED, "verdict": Verdict.DIES, "verdict_step": 17, "steps": 17, "overflows": 17,
     "final_loss_scale": 1.0, "parameters_moved": 0, "momentum_finite": False, "max_weight_motion": 0.0,
 }  # fmt: skip
+
+
+def check(builtin: str | None, one: RunResult) -> Check | None:
+    return build_table([one], builtin=builtin).checks[0]
 
 
 @pytest.mark.parametrize("name", BUILTIN_NAMES)
@@ -48,9 +53,9 @@ def test_published_death_and_training_pass_and_each_deviation_fails() -> None:
     trained = result()
 
     for each in (death, trained):
-        check = check_published("thirty-step", each)
-        assert check is not None
-        assert check.passed
+        held = check("thirty-step", each)
+        assert held is not None
+        assert held.passed
     deviations = [
         result(master),
         result(master, **{**DEATH, "verdict_step": 16}),
@@ -62,16 +67,16 @@ def test_published_death_and_training_pass_and_each_deviation_fails() -> None:
         result(parameters_moved=9),
     ]
     for each in deviations:
-        check = check_published("thirty-step", each)
-        assert check is not None
-        assert not check.passed
-        assert check.differences
+        held = check("thirty-step", each)
+        assert held is not None
+        assert not held.passed
+        assert held.differences
 
 
 def test_nothing_is_held_against_a_run_that_has_not_ended_or_of_which_nothing_is_published() -> None:
-    assert check_published("thirty-step", result(status=RunStatus.RUNNING)) is None
-    assert check_published("calm-boom", result()) is None
-    assert check_published(None, result()) is None
+    assert check("thirty-step", result(status=RunStatus.RUNNING)) is None
+    assert check("no-such-experiment", result()) is None
+    assert check(None, result()) is None
 
 
 def test_a_row_says_where_a_run_stands() -> None:
@@ -97,8 +102,8 @@ def test_checks_are_a_column_of_the_text_forms() -> None:
     table = build_table([result(), result(parameters_moved=9)], builtin="thirty-step")
     lines = table.as_markdown().splitlines()
 
-    assert lines[0].endswith("| largest weight motion | published |")
-    assert lines[2].endswith("| pass |")
+    assert lines[0].endswith("| largest weight motion | measured | published figure | published |")
+    assert lines[2].endswith("| trains, 10/10 moved, 3 overflows | trains, 10/10 moved | pass |")
     assert "fail: parameters moved is 9, published 10" in lines[3]
     assert "published" not in build_table([result()]).as_csv()
 
@@ -132,3 +137,21 @@ def test_what_was_never_published_is_called_expected() -> None:
     assert table.as_json()["check_label"] == "expected"
     assert table.as_csv().splitlines()[0].endswith("expected")
     assert build_table([result()], builtin="thirty-step").as_json()["check_label"] == "published"
+
+
+def test_the_published_figure_stands_there_before_a_run_has_ended() -> None:
+    row = build_table([result(status=RunStatus.RUNNING)], builtin="thirty-step").rows[0]
+
+    assert row[-2:] == [None, "trains, 10/10 moved"]
+
+
+def test_published_tables_shows_every_table_run_by_run() -> None:
+    specs = [RunSpec.model_validate(cell.spec).model_dump(mode="json") for cell in build("published-tables", {}).cells]
+    table = build_table([result(spec) for spec in specs], builtin="published-tables")
+
+    assert table.columns == ["table", "run", "measured", "published figure"]
+    assert list(dict.fromkeys(row[0] for row in table.rows)) == [
+        "thirty-step", "mixed-overflow", "gradient-accumulation", "scale-change", "dtype-assertion",
+    ]  # fmt: skip
+    assert all(row[3] for row in table.rows), "a run has no figure to be held against"
+    assert None not in table.checks

@@ -59,8 +59,8 @@ def test_an_experiment_as_published_ends_with_zero_although_a_run_died(
     assert result.code == 0
     assert title == "thirty-step (e1)"
     assert re.split("  +", header) == ["ordering", "status", "largest weight motion", "momentum finite", "published"]
-    assert master.split() == ["master", "failed", "nan", "yes", "yes"]
-    assert ordered.split() == ["ordered", "succeeded", "nan", "yes", "yes"]
+    assert master.split() == ["master", "failed", "nan", "yes", "pass"]
+    assert ordered.split() == ["ordered", "succeeded", "nan", "yes", "pass"]
     assert result.err.splitlines()[-1].endswith("/ui/experiments/e1")
 
 
@@ -74,7 +74,7 @@ def test_a_master_run_that_trains_is_not_as_published(command: RunCommand, servi
     result = command("experiment", "run", "thirty-step")
 
     assert result.code == 3
-    assert "no: verdict is trains, published dies; overflows is 2" in result.out
+    assert "fail: verdict is trains, published dies; overflows is 2" in result.out
 
 
 def test_json_carries_the_check_of_each_run(command: RunCommand, service: FakeService) -> None:

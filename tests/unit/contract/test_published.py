@@ -1,10 +1,23 @@
 """What the built-in experiments are known to show."""
 
+import json
+import math
+from pathlib import Path
+
 import pytest
 
-from muonscope.contract.published import BYTE_GPT, THIRTY_STEP, published_result
+from muonscope.contract.published import (
+    BYTE_GPT,
+    THIRTY_STEP,
+    accumulation_figures,
+    calm_boom_norms,
+    published_result,
+)
 from muonscope.contract.run_spec import LossScale, RunSpec
-from muonscope.contract.status import Precision, StepOrdering, Verdict
+from muonscope.contract.status import Implementation, Precision, StepOrdering, Verdict
+
+GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "deepspeed.json").read_text())
+NATIVE, OURS = Implementation.DEEPSPEED, Implementation.MUON_CORE
 
 
 def spec(ordering: StepOrdering, power: int, **changes: object) -> RunSpec:
@@ -49,3 +62,38 @@ def test_without_fp16_no_scale_can_kill() -> None:
 @pytest.mark.parametrize("name", [None, "", "mine"])
 def test_of_other_experiments_nothing_is_known(name: str | None) -> None:
     assert published_result(name, RunSpec()) is None
+
+
+def same(a: float, b: float) -> bool:
+    return a == b or (math.isnan(a) and math.isnan(b))
+
+
+@pytest.mark.parametrize("ordering", [name for name in StepOrdering if name != "ordered"])
+def test_deepspeeds_norms_are_the_golden_ones(ordering: StepOrdering) -> None:
+    golden = [row["after_step"] for row in GOLDEN["orderings"][f"z1_{ordering}"]["rows"]]
+    norms = calm_boom_norms(NATIVE, ordering)
+
+    assert all(same(a, b) for step in range(3) for a, b in zip(norms[step], golden[step], strict=True))
+
+
+def test_our_norms_are_the_golden_ones_of_float32_momentum_in_unscaled_units() -> None:
+    golden = [row["after_step"] for row in GOLDEN["orderings"]["z1_ordered_fp32"]["rows"]]
+
+    assert [list(step) for step in calm_boom_norms(OURS, StepOrdering.ORDERED)] == golden[:3]
+    # Every ordering moves by the same numbers; they differ in when.
+    assert calm_boom_norms(OURS, StepOrdering.PER_TENSOR)[1:] == (
+        (golden[2][0], golden[0][1]),
+        (golden[3][0], golden[2][1]),
+    )
+
+
+def test_the_accumulation_figures_are_the_golden_ones() -> None:
+    (early,) = [case for case in GOLDEN["gradient_accumulation"]["0.19.2"] if case["stage"] == 3]
+    (late,) = [case for case in GOLDEN["gradient_accumulation"]["0.19.8"] if case["stage"] == 3]
+    master = accumulation_figures(OURS, StepOrdering.MASTER)
+    deferred = accumulation_figures(NATIVE, StepOrdering.DEFERRED)
+
+    assert master is not None
+    assert deferred is not None
+    assert (master.ns_calls, master.distance) == (early["calls_gas4_2steps"], early["rel"])
+    assert (deferred.ns_calls, deferred.distance) == (late["calls_gas4_2steps"], late["rel"])

@@ -1,6 +1,9 @@
 """The built-in tasks: their inputs are what was published, and the same on every call."""
 
+import base64
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +11,12 @@ import pytest
 import torch
 
 from muon_core.zero.orderings import STEP_ORDERINGS
-from muonscope.contract.run_spec import ByteGptTask, CalmBoomTask, RunSpec, SimpleModelTask, UserTask
+from muonscope.contract.attempts import MAX_KEPT_WEIGHTS
+from muonscope.contract.run_spec import ByteGptTask, CalmBoomTask, MatrixPairTask, RunSpec, SimpleModelTask, UserTask
 from muonscope.contract.status import StepOrdering
 from workers.errors import TaskUnusable
-from workers.tasks import TaskContext, build_task, calm_boom, tokens_in
+from workers.final_state import InitialWeights
+from workers.tasks import TaskContext, build_task, calm_boom, matrix_pair, tokens_in
 from workers.tasks.byte_gpt import ByteGpt, read_text
 from workers.tasks.calm_boom import cuda_randn, philox4x32
 from workers.tasks.simple_model import batch_seed
@@ -146,3 +151,38 @@ def test_a_users_task_that_returns_something_else_is_refused_with_what_it_lacks(
 
 def test_contract_and_muon_core_spell_the_same_orderings() -> None:
     assert {str(ordering) for ordering in StepOrdering} == set(STEP_ORDERINGS)
+
+
+def test_a_steps_samples_do_not_depend_on_how_it_is_cut() -> None:
+    one = matrix_pair.build(MatrixPairTask(width=6), context(micro_batch_size=8))
+    four = matrix_pair.build(
+        MatrixPairTask(width=6), replace(context(micro_batch_size=2), gradient_accumulation_steps=4)
+    )
+
+    for step in (0, 1, 5, 3):  # forwards, ahead and back
+        whole = one.batch(step, 0)
+        parts = [four.batch(step, micro_batch) for micro_batch in range(4)]
+        assert all(
+            torch.equal(torch.cat(cut), tensor) for cut, tensor in zip(zip(*parts, strict=True), whole, strict=True)
+        )
+    assert not torch.equal(one.batch(0, 0)[0], one.batch(1, 0)[0])
+
+
+def test_the_matrix_pair_draws_the_published_numbers() -> None:
+    run = matrix_pair.build(MatrixPairTask(), context(rank=1, micro_batch_size=8, dtype=torch.float32))
+    generator = torch.Generator().manual_seed(2)
+    for step in range(3):
+        published = [torch.randn(8, 64, generator=generator) for _ in range(2)]
+        assert all(torch.equal(a, b) for a, b in zip(run.batch(step, 0), published, strict=True))
+
+
+def test_weights_are_kept_of_small_models_alone() -> None:
+    parameters = [torch.nn.Parameter(torch.tensor(values).half()) for values in ([[1.0, -0.0]], [[0.5], [math.nan]])]
+    small = InitialWeights(parameters, parameters, 0, 1).compare([0], None)
+    large = [torch.nn.Parameter(torch.zeros(MAX_KEPT_WEIGHTS + 1))]
+
+    assert small.weights is not None
+    kept = np.frombuffer(base64.b64decode(small.weights), "<f4")
+    np.testing.assert_array_equal(kept, np.array([1.0, -0.0, 0.5, math.nan], "<f4"))
+    assert np.signbit(kept).tolist()[:2] == [False, True]
+    assert InitialWeights(large, large, 0, 1).compare([0], None).weights is None
