@@ -24,6 +24,11 @@ class Background(Generic[Result]):
             raise self._error
         return self._result[0]
 
+    def is_over(self, wait_s: float = 0.0) -> bool:
+        """Say whether the function has ended, after at most `wait_s`."""
+        self._thread.join(wait_s)
+        return not self._thread.is_alive()
+
     def _run(self) -> None:
         try:
             self._result.append(self._function())

@@ -18,10 +18,11 @@ from torch import nn
 
 import muon_core
 from muon_core.parameters import trainable_parameters
-from muon_core.zero import deepspeed_native
+from muon_core.zero import deepspeed_native, released
 from muon_core.zero.cpu import install_cpu_accelerator
 from muonscope.contract.attempts import ParameterFact
-from muonscope.contract.run_spec import DEFAULT_DEEPSPEED, RunSpec, UserTask
+from muonscope.contract.releases import DEFAULT_DEEPSPEED, RELEASES
+from muonscope.contract.run_spec import RunSpec, UserTask
 from muonscope.contract.status import Implementation, MomentumUnit, ParameterRoute, Precision
 from workers.environment import recorded_environment
 from workers.errors import ConfigRefused, TaskUnusable
@@ -235,7 +236,10 @@ def _initialize(spec: RunSpec, model: nn.Module) -> tuple[Any, list[ParameterFac
 def _initialize_native(spec: RunSpec, model: nn.Module) -> tuple[Any, list[ParameterFact]]:
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     engine, *_ = deepspeed.initialize(model=model, model_parameters=trainable, config=deepspeed_config(spec))
-    deepspeed_native.install(engine, str(spec.step_ordering))
+    if spec.deepspeed is None:
+        deepspeed_native.install(engine, str(spec.step_ordering))
+    else:
+        released.watch(engine)
     return engine, _native_routes(engine)
 
 
@@ -283,12 +287,15 @@ def _native_optimizer(spec: RunSpec) -> dict[str, Any]:
         "lr": settings.lr,
         "momentum": settings.momentum,
         "weight_decay": settings.weight_decay,
-        "ns_method": settings.ns_method,
         "betas": [settings.adam.beta1, settings.adam.beta2],
         "eps": settings.adam.eps,
         # Public switch: torch's AdamW instead of a CUDA extension compiled at first use.
         "torch_adam": True,
     }
+    release = RELEASES[DEFAULT_DEEPSPEED if spec.deepspeed is None else spec.deepspeed.version]
+    if len(release.ns_methods) > 1:
+        # Those with one iteration do not know the key.
+        params["ns_method"] = settings.ns_method
     if settings.adam.lr is not None:
         params["adam_lr"] = settings.adam.lr
     return {"type": "Muon", "params": params}
@@ -325,7 +332,7 @@ def _require_release(spec: RunSpec) -> None:
     if wanted != loaded:
         raise ConfigRefused(
             f"the run asks for DeepSpeed {wanted}, and {loaded} is loaded from {deepspeed.__file__}; "
-            "install that release on the workers or change deepspeed.version"
+            "see what stands on that node's PYTHONPATH, or reinstall the DeepSpeed that came with Muonscope"
         )
 
 

@@ -5,6 +5,7 @@
     ├── ControllerRefused       an answer that will not change
     │   └── AttemptSuperseded   a newer attempt owns the run: end at once, touch nothing
     ├── ConfigRefused           the run cannot be built as its spec says
+    ├── ReleaseUnavailable      a DeepSpeed release could not be installed
     ├── TaskUnusable            the user's task does not import, or returns what no task returns
     ├── NoProgress              too many discarded steps in a row
     ├── WorkerDied              a rank's process is gone
@@ -62,6 +63,21 @@ class AttemptSuperseded(ControllerRefused):
 
 class ConfigRefused(WorkersError):
     """The run cannot be built as its spec says."""
+
+
+class ReleaseUnavailable(WorkersError):
+    """A DeepSpeed release could not be installed on a node."""
+
+    version: str
+    reason: str
+
+    def __init__(self, version: str, reason: str) -> None:
+        super().__init__(
+            f"DeepSpeed {version} cannot be installed: {reason}; see that pip reaches its index from the nodes, or run "
+            f"`python -m workers.releases {version}` on each beforehand",
+            version=version,
+            reason=reason,
+        )
 
 
 class TaskUnusable(WorkersError):

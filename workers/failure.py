@@ -16,6 +16,7 @@ from workers.errors import (
     CheckpointUnusable,
     ConfigRefused,
     NoProgress,
+    ReleaseUnavailable,
     SpoolFull,
     TaskUnusable,
     WorkerDied,
@@ -35,6 +36,7 @@ _KIND_BY_CLASS_NAME: Final = {
 _KIND_BY_CLASS: Final[dict[type[BaseException], FailureKind]] = {
     NoProgress: FailureKind.NO_PROGRESS,
     ConfigRefused: FailureKind.CONFIG_REFUSED,
+    ReleaseUnavailable: FailureKind.SETUP_FAILED,
     TaskUnusable: FailureKind.TASK_ERROR,
     SpoolFull: FailureKind.DISK_FULL,
     CheckpointUnusable: FailureKind.CHECKPOINT_UNUSABLE,

@@ -10,6 +10,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Final, Literal, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
@@ -150,6 +151,11 @@ class ZeroPartitions(ABC):
     def reduced_gradient(self, partition: Partition) -> Tensor:
         """Return a fresh fp32 copy of this rank's averaged gradient, loss scale divided out, clipping not applied."""
 
+    def gradient_pieces(self, partition: Partition) -> Sequence[Tensor]:
+        """Return this rank's averaged gradients of a partition as DeepSpeed keeps them, loss-scaled, not copied."""
+        pieces: Sequence[Tensor] = self.zero.averaged_gradients[partition.number]
+        return pieces
+
     @abstractmethod
     def spoil_gradient(self, partition: Partition, is_finite: Tensor) -> None:
         """Make DeepSpeed's check see a non-finite gradient where `is_finite`, a device flag, is false."""
@@ -193,7 +199,7 @@ class StageOneTwoPartitions(ZeroPartitions):
         zero, partitions = self.zero, []
         for group_index, parameters in enumerate(zero.round_robin_bit16_groups):
             size = int(zero.partition_size[group_index])
-            offsets = zero.round_robin_bit16_offsets[group_index]
+            offsets = _offsets_of(zero, group_index)
             placed = [
                 self._placed(parameter, cut_into_partitions(int(offset), parameter.numel(), size, self.world_size))
                 for parameter, offset in zip(parameters, offsets, strict=True)
@@ -274,6 +280,16 @@ class StageThreePartitions(ZeroPartitions):
         zero.checkpoint_event_epilogue()
 
 
+def _offsets_of(zero: Any, group_index: int) -> Sequence[int]:
+    """Return where each of a group's parameters begins in it, at stages 1 and 2."""
+    if hasattr(zero, "round_robin_bit16_offsets"):
+        offsets: Sequence[int] = zero.round_robin_bit16_offsets[group_index]
+        return offsets
+    # Releases that keep no offsets lay the parameters end to end, without a gap.
+    numels = [parameter.numel() for parameter in zero.round_robin_bit16_groups[group_index]]
+    return list(accumulate(numels, initial=0))[:-1]
+
+
 def cut_into_partitions(first: int, numel: int, partition_size: int, world_size: int) -> tuple[Fragment, ...]:
     """Cut the elements [first, first + numel) of a flat group at the partition boundaries."""
     fragments = []
@@ -339,7 +355,8 @@ def _unsupported_reason(engine: Any) -> tuple[str, str] | None:
         return "tensor parallelism splits matrices beyond ZeRO's partitions", "train with data parallelism alone"
     if name == "DeepSpeedZeroOptimizer_Stage3":
         ranks = dist.get_process_group_ranks(zero.dp_process_group)
-        if any(dist.get_process_group_ranks(group) != ranks for group in zero.sub_group_process_groups):
+        groups = getattr(zero, "sub_group_process_groups", ())  # releases to 0.19.2 know of no other group
+        if any(dist.get_process_group_ranks(group) != ranks for group in groups):
             return "some parameters are partitioned over another group than the data-parallel one", "use one group"
         empty = [name for name, parameter in engine.module.named_parameters() if not parameter.ds_numel]
         if empty:

@@ -11,14 +11,13 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
+from muonscope.contract.releases import RELEASES, SUPPORTED_DEEPSPEED, Release
 from muonscope.contract.status import Implementation, Precision, StepOrdering
 
 MAX_STEPS: Final = 100_000_000
 MAX_NAME_LENGTH: Final = 200
 MAX_WORLD_SIZE: Final = 4096
 BUILT_IN_TASKS: Final = ("simple_model", "calm_boom", "matrix_pair", "byte_gpt")
-SUPPORTED_DEEPSPEED: Final = ("0.17.6", "0.19.2", "0.19.7", "0.19.8")
-DEFAULT_DEEPSPEED: Final = "0.19.8"
 
 # DeepSpeed keys that RunSpec already says: setting them twice would leave two truths.
 DS_CONFIG_OWNED_KEYS: Final = {
@@ -239,10 +238,9 @@ class RunSpec(_Part):
 
     @model_validator(mode="before")
     @classmethod
-    def _a_release_implies_its_own_implementation(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("deepspeed") is not None and "implementation" not in data:
-            return {**data, "implementation": Implementation.DEEPSPEED}
-        return data
+    def _a_release_implies_what_it_does(cls, data: Any) -> Any:
+        release = _release_in(data)
+        return data if release is None else _as_released(release, data)
 
     @field_validator("name", "notes")
     @classmethod
@@ -305,8 +303,12 @@ SUPPORTED_ORDERINGS: Final[dict[tuple[Implementation, int], frozenset[StepOrderi
 
 def unsupported_reason(spec: RunSpec) -> str | None:
     """Say why this combination cannot run as asked, or None. Nothing is ever run as something else."""
+    if spec.deepspeed is not None:
+        reason = _release_refusal(spec, RELEASES[spec.deepspeed.version])
+        if reason:
+            return reason
     offered = SUPPORTED_ORDERINGS[spec.implementation, spec.zero_stage]
-    if spec.step_ordering not in offered:
+    if spec.deepspeed is None and spec.step_ordering not in offered:
         names = ", ".join(sorted(offered))
         return (
             f"step_ordering={spec.step_ordering} is not available with implementation={spec.implementation} "
@@ -337,6 +339,55 @@ def unsupported_reason(spec: RunSpec) -> str | None:
                 f"faults[{index}].micro_batch={fault.micro_batch} does not exist at "
                 f"gradient_accumulation_steps={spec.gradient_accumulation_steps}"
             )
+    return None
+
+
+def _release_in(data: Any) -> Release | None:
+    """Return the release that a spec's raw data names, if it names one that is known."""
+    named = data.get("deepspeed") if isinstance(data, dict) else None
+    version = named.get("version") if isinstance(named, dict) else getattr(named, "version", None)
+    return RELEASES.get(version) if isinstance(version, str) else None
+
+
+def _as_released(release: Release, data: dict[str, Any]) -> dict[str, Any]:
+    """Return a spec's raw data with what it leaves out decided by the release: it runs as it was released."""
+    implied: dict[str, Any] = {"implementation": Implementation.DEEPSPEED}
+    stage = data.get("zero_stage", RunSpec.model_fields["zero_stage"].default)
+    if isinstance(stage, int) and stage in release.orderings:
+        implied["step_ordering"] = release.orderings[stage]
+    optimizer, method = data.get("optimizer", {}), release.ns_methods[0]
+    if isinstance(optimizer, dict):
+        optimizer = {"ns_method": method, **optimizer}
+    elif isinstance(optimizer, OptimizerSettings) and "ns_method" not in optimizer.model_fields_set:
+        optimizer = optimizer.model_copy(update={"ns_method": method})
+    return {**implied, **data, "optimizer": optimizer}
+
+
+def _release_refusal(spec: RunSpec, release: Release) -> str | None:
+    """Say what of a spec the release that it names does not do, or None."""
+    name = f"DeepSpeed {release.version}"
+    if spec.implementation is not Implementation.DEEPSPEED:
+        return (
+            f"implementation={spec.implementation} is not what {name} runs by itself; set implementation to deepspeed, "
+            "or leave deepspeed out"
+        )
+    ordering = release.orderings.get(spec.zero_stage)
+    if ordering is None:
+        stages = " or ".join(map(str, release.orderings))
+        return f"zero_stage={spec.zero_stage} is not available under {name}: its Muon has stages {stages}"
+    if spec.step_ordering is not ordering:
+        return (
+            f"step_ordering={spec.step_ordering} is not what {name} does at zero_stage={spec.zero_stage}: a release "
+            f"runs as it is; leave step_ordering out, or set it to {ordering}"
+        )
+    settings = spec.optimizer
+    if settings.ns_method not in release.ns_methods:
+        return (
+            f"optimizer.ns_method={settings.ns_method} is not one of {name}'s: {', '.join(release.ns_methods)}; "
+            "leave it out to take its default"
+        )
+    if settings.adam.lr is not None and not release.has_adam_lr:
+        return f"optimizer.adam.lr={settings.adam.lr} is unknown to {name}: its AdamW takes Muon's lr; leave it out"
     return None
 
 
