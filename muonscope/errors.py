@@ -10,7 +10,8 @@ MuonscopeError
 │   ├── Conflict              409
 │   └── ServiceFailed         5xx and 429: the service's side; worth trying again
 ├── SpecFileError             a spec file that cannot be read, or does not hold a RunSpec
-└── ServiceStartFailed        a service started for one command ended before it was ready
+├── ServiceStartFailed        a service started for one command ended before it was ready
+└── ReleaseNotTried           a bisect could not learn what a DeepSpeed release does
 """
 
 from typing import Any
@@ -96,6 +97,18 @@ class SpecFileError(MuonscopeError):
 
 class ServiceStartFailed(MuonscopeError):
     """A service started for one command ended, or did not become ready in time."""
+
+
+class ReleaseNotTried(MuonscopeError):
+    """A machine failed, and not the DeepSpeed release that was to be tried on it."""
+
+    def __init__(self, version: str, run_id: str, reason: str) -> None:
+        super().__init__(
+            f"run {run_id} under DeepSpeed {version} failed for a reason that says nothing of the release: {reason}",
+            remedy=f"see `muonscope logs {run_id}`, mend it and bisect again",
+        )
+        self.version = version
+        self.run_id = run_id
 
 
 def error_for(status: int, title: str, detail: str, problem: dict[str, Any] | None = None) -> ServiceError:

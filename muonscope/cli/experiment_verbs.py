@@ -39,6 +39,9 @@ def run(
     gpus_per_rank: Annotated[
         float | None, typer.Option(metavar="SHARE", help="0.5 puts two ranks on one GPU; by default each has its own.")
     ] = None,
+    deepspeed: Annotated[
+        str | None, typer.Option(metavar="VERSION", help="Run under this DeepSpeed release, unmodified.")
+    ] = None,
     keep_serving: Annotated[
         bool, typer.Option("--keep-serving", help="Leave the service up afterwards, until Ctrl-C.")
     ] = False,
@@ -53,11 +56,15 @@ def run(
     from muonscope.cli.service_process import service_for
 
     screen = Screen(as_json)
-    given = {"text": None if text is None else str(Path(text).absolute()), "gpus_per_rank": gpus_per_rank}
+    given = {
+        "text": None if text is None else str(Path(text).absolute()),
+        "gpus_per_rank": gpus_per_rank,
+        "deepspeed": deepspeed,
+    }
     options: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
     with sigterm_interrupts(), service_for(url, screen) as service:
         client = service.client
-        finished = _follow(client, client.experiments.create_builtin(name, **options), screen)
+        finished = follow(client, client.experiments.create_builtin(name, **options), screen)
         _print_result(finished, screen)
         ends = service.home is not None and not keep_serving
         screen.progress(_dashboard(f"{client.url}/ui/experiments/{finished.id}", service.home if ends else None))
@@ -97,7 +104,7 @@ def ls(
         screen.progress("no experiments yet: `muonscope experiment run thirty-step` runs one")
 
 
-def _follow(client: "Client", experiment: "Experiment", screen: Screen) -> "Experiment":
+def follow(client: "Client", experiment: "Experiment", screen: Screen) -> "Experiment":
     """Show the runs' progress to their end; stop them when the command is told to end."""
     from muonscope.cli.progress import follow_runs
 

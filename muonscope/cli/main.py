@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from muonscope.cli import exit_codes, experiment_verbs, run_verbs, system_verbs
+from muonscope.cli.bisect_verb import bisect
 from muonscope.cli.screen import visible
 from muonscope.cli.up import up
 
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.command("up", rich_help_panel="Service")(up)
 run_verbs.add_to(app)
 experiment_verbs.add_to(app)
+app.command("bisect", rich_help_panel="Experiments")(bisect)
 system_verbs.add_to(app)
 
 

@@ -10,6 +10,7 @@ dtype-assertion         the assertion "every parameter changed", with and withou
 published-tables        thirty-step and the last four, in one table
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,6 +25,7 @@ from muonscope.contract.published import (
     SCALE_CHANGE,
     THIRTY_STEP,
 )
+from muonscope.contract.releases import RELEASES
 from muonscope.contract.status import StepOrdering
 from service.analysis.matrix import Cell, expand
 from service.errors import InvalidInput
@@ -63,7 +65,41 @@ def build(name: str, options: Mapping[str, Any]) -> Builtin:
                 f"{name} does not take the option {option}", field=option, value=value,
                 remedy=f"remove it; it takes {', '.join(known)}",
             )  # fmt: skip
-    return _with_resources(builder(name, options), options)
+    return _with_resources(_under_release(builder(name, options), options), options)
+
+
+def _under_release(builtin: Builtin, options: Mapping[str, Any]) -> Builtin:
+    """Run the experiment under an unmodified DeepSpeed release, whose ordering is its own.
+
+    Runs that differ in implementation or ordering alone become one, and those at a stage that the release's Muon does
+    not have are left out.
+    """
+    version = options.get("deepspeed")
+    if version is None:
+        return builtin
+    if not isinstance(version, str) or version not in RELEASES:
+        raise InvalidInput(
+            f"DeepSpeed {version!r} is not on the allow-list"[:200], field="deepspeed", value=version,
+            remedy=f"use one of {', '.join(RELEASES)}",
+        )  # fmt: skip
+    release, cells = RELEASES[version], list[Cell]()
+    for cell in builtin.cells:
+        spec = {**_without_ordering(cell.spec), "deepspeed": {"version": version}}
+        spec["name"] = _ORDERING_WORDS.sub("", str(cell.spec.get("name", builtin.name)))
+        is_new = all(spec != other.spec for other in cells)
+        if is_new and spec.get("zero_stage", 1) in release.orderings:
+            cells.append(Cell(_without_ordering(cell.values), spec))
+    if not cells:
+        raise InvalidInput(
+            f"{builtin.name} has no run at a ZeRO stage that DeepSpeed {version}'s Muon has", field="deepspeed",
+            value=version, remedy="choose a later release",
+        )  # fmt: skip
+    base = {**_without_ordering(builtin.base), "deepspeed": {"version": version}}
+    return Builtin(builtin.name, base, _without_ordering(builtin.matrix), cells)
+
+
+def _without_ordering(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {field: value for field, value in fields.items() if field not in ("implementation", "step_ordering")}
 
 
 def _with_resources(builtin: Builtin, options: Mapping[str, Any]) -> Builtin:
@@ -224,7 +260,9 @@ def _cells(name: str, base: Mapping[str, Any], **matrix: list[Any]) -> list[Cell
     return expand(base, matrix, name=name)
 
 
-_COMMON_OPTIONS: Final = ("gpus_per_rank",)
+_COMMON_OPTIONS: Final = ("gpus_per_rank", "deepspeed")
+# What a run's name says of its ordering.
+_ORDERING_WORDS: Final = re.compile(r" (?:(?:step_ordering|implementation)=\S+|muon_core$|deepspeed$)")
 _BUILDERS: Final[dict[str, tuple[Callable[[str, Mapping[str, Any]], Builtin], tuple[str, ...]]]] = {
     THIRTY_STEP: (_thirty_step, ()),
     BYTE_GPT: (_byte_gpt, ("text",)),

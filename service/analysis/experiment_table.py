@@ -138,7 +138,9 @@ def _figure_columns(
 
 def _checks(results: Sequence[RunResult], figures: Sequence[Figure | None]) -> list[Check | None]:
     return [
-        None if made is None or not result.status.is_terminal else Check(not made.differences, made.differences)
+        None
+        if made is None or not made.known or not result.status.is_terminal
+        else Check(not made.differences, made.differences)
         for result, made in zip(results, figures, strict=True)
     ]
 

@@ -39,7 +39,8 @@ class ExperimentIn(BaseModel):
 
     builtin: str | None = Field(None, max_length=100)
     """thirty-step, byte-gpt, calm-boom, mixed-overflow, gradient-accumulation, scale-change, dtype-assertion, or
-    published-tables for all with published figures. All take `gpus_per_rank`; byte-gpt also `text`, a file or folder.
+    published-tables for all with published figures. All take `gpus_per_rank` and `deepspeed`, the version of a release
+    to run under, unmodified; byte-gpt also `text`, a file or folder.
     """
     name: str | None = Field(None, min_length=1, max_length=MAX_NAME_LENGTH)
     base: dict[str, Any] = Field(default_factory=dict)

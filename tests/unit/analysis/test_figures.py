@@ -11,6 +11,7 @@ from muonscope.contract.published import calm_boom_norms
 from muonscope.contract.run_spec import RunSpec
 from muonscope.contract.status import RunStatus, Verdict
 from service.analysis import builtin_experiments
+from service.analysis.experiment_table import build_table
 from service.analysis.figures import Figure, Readings, RunResult, figure
 
 
@@ -197,3 +198,26 @@ def test_the_assertion_passes_without_training_wherever_a_cast_changes_all(
     assert (not made.differences) == passes
     if passes and precision == "fp16":
         assert made.measured == f"{moved}/10 moved, the assertion passes (10/10)"
+
+
+def test_a_releases_runs_say_what_they_did_and_are_held_to_no_published_figure() -> None:
+    weights = np.ones(4)
+    runs = [
+        RunResult(
+            run_id=str(place), spec=RunSpec.model_validate(cell.spec).model_dump(mode="json"),
+            status=RunStatus.SUCCEEDED, verdict=Verdict.TRAINS, verdict_step=None, steps=3, overflows=0,
+            final_loss_scale=1.0, parameters_moved=2, parameters_total=2, momentum_finite=True, max_weight_motion=0.4,
+            readings=Readings(ns_calls=(8, 8, 8), weights=weights * (1 + place)),
+        )
+        for place, cell in enumerate(
+            builtin_experiments.build("gradient-accumulation", {"deepspeed": "0.19.2"}).cells
+        )
+    ]  # fmt: skip
+
+    assert [read("gradient-accumulation", runs, place) for place in range(2)] == [
+        Figure("16 calls in two steps"),
+        Figure("16 calls in two steps, 1 from one batch"),
+    ]
+    table = build_table(runs, builtin="gradient-accumulation")
+    assert table.checks == [None, None]
+    assert "measured" in table.columns
