@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import GZipMiddleware
 
-from service.api import attempts, cluster, compare, events, experiments, health, problems, runs, steps
+from service.api import attempts, cluster, compare, events, experiments, health, problems, queue, runs, steps
 from service.api.feed import ChangeFeed
 from service.api.middleware import BodyLimit, Problems, SecurityHeaders, TrustedCaller
 from service.api.responses import StrictJSONResponse
@@ -34,6 +34,7 @@ ROUTERS: Final = (
     compare.router,
     experiments.router,
     attempts.router,
+    queue.router,
     cluster.router,
     health.router,
     views.home,

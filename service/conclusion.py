@@ -38,6 +38,8 @@ def accept_outcome(
     Returns:
         The run, in its new status.
     """
+    # Where the checkpoint asked for was damaged, the workers began at an earlier one.
+    attempt.first_step = min(attempt.first_step, outcome.first_step)
     AttemptRepository(session).record_outcome(attempt, outcome)
     status, failure = outcome.status, outcome.failure
     missing = missing_steps(attempt, outcome)

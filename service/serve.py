@@ -20,18 +20,20 @@ logger = logging.getLogger(__name__)
 
 _SHUTDOWN_S: Final = 5
 _BACKLOG: Final = 2048
+_DRAIN_LOOK_S: Final = 0.5
 
 
 class AddressInUse(OSError):
     """The port is taken, or the address is not this machine's."""
 
 
-def serve(settings: Settings, *, on_ready: Callable[[str], None] = lambda _: None) -> int:
+def serve(settings: Settings, *, on_ready: Callable[[str], None] = lambda _: None, drain: bool = False) -> int:
     """Serve until a signal ends it.
 
     Args:
         settings: ours; port 0 takes a free one.
         on_ready: called with the address once runs can be submitted and started.
+        drain: whether the first signal lets live runs end before the service does; submissions are still queued.
     Returns:
         0 after a clean end, 1 when the application could not start (it has logged why).
     Raises:
@@ -40,7 +42,7 @@ def serve(settings: Settings, *, on_ready: Callable[[str], None] = lambda _: Non
     listener = bind(settings.host, settings.port)
     port = int(listener.getsockname()[1])
     app = create_app(settings.model_copy(update={"port": port}))
-    server = Server(app, on_ready=on_ready)
+    server = Server(app, on_ready=on_ready, drain=drain)
     server.run(sockets=[listener])
     return 0 if server.started else 1
 
@@ -62,7 +64,7 @@ def bind(host: str, port: int) -> socket.socket:
 class Server(uvicorn.Server):
     """Uvicorn, telling when runs can be submitted, and ending live views when it ends."""
 
-    def __init__(self, app: FastAPI, *, on_ready: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, app: FastAPI, *, on_ready: Callable[[str], None] = lambda _: None, drain: bool = False) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -78,6 +80,8 @@ class Server(uvicorn.Server):
         )
         self._app = app
         self._on_ready = on_ready
+        self._drain = drain
+        self._drainer: asyncio.Task[None] | None = None
         self._announcer: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -99,6 +103,11 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._drain and self._drainer is None and self.started:
+            logger.info("draining: live runs end first; signal again to end now", extra={"action": "draining"})
+            self._app.state.controller.close("the service is draining before it ends")
+            self._drainer = asyncio.get_event_loop().create_task(self._end_when_drained())
+            return
         self.end()
         super().handle_exit(sig, frame)
 
@@ -107,6 +116,12 @@ class Server(uvicorn.Server):
         # Live views would otherwise be waited for; they reconnect where they were.
         self._app.state.feed.close()
         self.should_exit = True
+
+    async def _end_when_drained(self) -> None:
+        controller: Any = self._app.state.controller
+        while await asyncio.to_thread(controller.has_live_attempts) and not self.should_exit:
+            await asyncio.sleep(_DRAIN_LOOK_S)
+        self.end()
 
     async def _announce(self) -> None:
         controller: Any = self._app.state.controller

@@ -29,6 +29,9 @@ class Settings(BaseSettings):
     """URL of a Ray cluster's dashboard and Jobs API, `http://host:8265`; null starts a local Ray."""
     ray_token_file: Path | None = None
     """The file that holds the token of a Ray with `RAY_AUTH_MODE=token`; the local Ray makes its own."""
+    workers_home: Path | None = None
+    """The folder, shared by all nodes of `ray_address`, for checkpoints and logs; null is the workers' own
+    `MUONSCOPE_HOME`. The local Ray's workers use `home`."""
     gpus: int | None = Field(None, ge=0, le=4096)
     """GPUs of the local Ray; null takes the real ones, or 2 logical ones where there are none."""
     advertise_url: str | None = None
@@ -90,6 +93,10 @@ class Settings(BaseSettings):
         advertised = urlsplit(self.advertise_url or "").hostname
         own = {self.host} - {"0.0.0.0", "::"}
         return frozenset({*own, *self.allowed_hosts, *([advertised] if advertised else [])})
+
+    @property
+    def effective_workers_home(self) -> Path | None:
+        return self.home if self.ray_address is None else self.workers_home
 
     @property
     def effective_database_url(self) -> str:

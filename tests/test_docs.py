@@ -26,6 +26,8 @@ ENUMS = (
     status.Precision,
     status.ParameterRoute,
     status.Phase,
+    status.QueueMode,
+    status.LimitKind,
 )
 
 

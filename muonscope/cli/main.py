@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from muonscope.cli import exit_codes, experiment_verbs, run_verbs, system_verbs
+from muonscope.cli import exit_codes, experiment_verbs, queue_verbs, run_verbs, system_verbs
 from muonscope.cli.bisect_verb import bisect
 from muonscope.cli.screen import visible
 from muonscope.cli.up import up
@@ -33,6 +33,7 @@ app.command("up", rich_help_panel="Service")(up)
 run_verbs.add_to(app)
 experiment_verbs.add_to(app)
 app.command("bisect", rich_help_panel="Experiments")(bisect)
+queue_verbs.add_to(app)
 system_verbs.add_to(app)
 
 

@@ -26,6 +26,11 @@ RayAddress = Annotated[
     typer.Option(help="Dashboard URL of a Ray cluster. [default: start a local Ray]", show_default=False),
 ]
 
+Drain = Annotated[
+    bool,
+    typer.Option("--drain", help="When told to end, let live runs end first; a second signal ends at once."),
+]
+
 
 def up(
     host: Host = None,
@@ -33,19 +38,20 @@ def up(
     gpus: Gpus = None,
     database_url: DatabaseUrl = None,
     ray_address: RayAddress = None,
+    drain: Drain = False,
 ) -> int:
     """Run the service in the foreground until Ctrl-C; its address is printed when runs can be submitted.
 
     What is not given is taken from MUONSCOPE_… in the environment.
     """
     given = {"host": host, "port": port, "gpus": gpus, "database_url": database_url, "ray_address": ray_address}
-    code = _up({name: value for name, value in given.items() if value is not None})
+    code = _up({name: value for name, value in given.items() if value is not None}, drain=drain)
     if code != 0:
         raise typer.Exit(code)
     return code
 
 
-def _up(given: dict[str, Any]) -> int:
+def _up(given: dict[str, Any], *, drain: bool) -> int:
     from pydantic import ValidationError
 
     from service.settings import Settings
@@ -64,7 +70,7 @@ def _up(given: dict[str, Any]) -> int:
     from service.serve import AddressInUse, serve
 
     try:
-        return exit_codes.TRAINS if serve(settings, on_ready=_announce) == 0 else exit_codes.FAILURE
+        return exit_codes.TRAINS if serve(settings, on_ready=_announce, drain=drain) == 0 else exit_codes.FAILURE
     except AddressInUse as error:
         print(f"{error.strerror}; give another --port", file=sys.stderr)
         return exit_codes.FAILURE

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 import httpx
 
@@ -97,6 +97,18 @@ class AsyncClient:
     async def cluster(self) -> dict[str, Any]:
         """Describe the nodes and resources that runs are placed on."""
         return await self.send(calls.get_cluster())
+
+    async def queue(self) -> dict[str, Any]:
+        """Describe whether runs start, how many wait, and the limits."""
+        return await self.send(calls.get_queue())
+
+    async def set_queue_mode(self, verb: Literal["pause", "resume", "drain"], *, why: str = "") -> dict[str, Any]:
+        """Pause, resume or drain the queue; returns what `queue` does."""
+        return await self.send(calls.set_queue_mode(verb, why))
+
+    async def set_queue_limit(self, kind: Literal["user", "tag"], name: str, max_gpus: float | None) -> dict[str, Any]:
+        """Let a user's or a tag's runs hold at most so many GPUs at once; None takes the limit away."""
+        return await self.send(calls.set_queue_limit(kind, name, max_gpus))
 
     async def readiness(self) -> dict[str, Any]:
         """Answer when the service can take runs; raises ServiceFailed with the reason when it cannot."""

@@ -156,6 +156,23 @@ def get_experiment_table(experiment_id: str, form: str) -> Call[str]:
     return Call("GET", f"/experiments/{_segment(experiment_id)}.{form}", str, is_text=True)
 
 
+def get_queue() -> Call[dict[str, Any]]:
+    return Call("GET", "/queue", dict)
+
+
+def set_queue_mode(verb: str, why: str) -> Call[dict[str, Any]]:
+    """Verb is pause, resume or drain."""
+    return Call("POST", f"/queue/{verb}", dict, body={"why": why})
+
+
+def set_queue_limit(kind: str, name: str, max_gpus: float | None) -> Call[dict[str, Any]]:
+    """None takes the limit away."""
+    path = f"/queue/limits/{kind}/{_segment(name)}"
+    if max_gpus is None:
+        return Call("DELETE", path, dict, is_repeatable=False)
+    return Call("PUT", path, dict, body={"max_gpus": max_gpus})
+
+
 def get_cluster() -> Call[dict[str, Any]]:
     return Call("GET", "/cluster", dict)
 

@@ -1,10 +1,11 @@
 """Where the service is, for whoever talks to it."""
 
+import getpass
 from pathlib import Path
 from typing import Final
 
 import httpx
-from pydantic import SecretStr
+from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from muonscope.errors import ServiceUnreachable
@@ -22,6 +23,8 @@ class ClientSettings(BaseSettings):
     """Address of the service."""
     token: SecretStr | None = None
     """Sent as a bearer token; needed beyond loopback."""
+    user: str = Field(default_factory=lambda: own_name())
+    """Said with every request: whose runs they are where no token proves it."""
     home: Path = Path("~/.muonscope")
     """Folder of the state that a service started by a command keeps."""
 
@@ -37,7 +40,20 @@ def checked_url(url: str) -> str:
     return url.rstrip("/")
 
 
+def own_name() -> str:
+    """Return the user's name on this machine; empty where it has none."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return ""
+
+
 def request_headers(settings: ClientSettings, token: str | None) -> dict[str, str]:
     """Return what every request carries."""
     secret = token or (settings.token.get_secret_value() if settings.token else None)
-    return {"Authorization": f"Bearer {secret}"} if secret else {}
+    # A header holds no more than ASCII; a name that has more is still told apart.
+    user = settings.user.encode("ascii", "backslashreplace").decode()
+    return {
+        **({"Authorization": f"Bearer {secret}"} if secret else {}),
+        **({"Muonscope-User": user} if user else {}),
+    }

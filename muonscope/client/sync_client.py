@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 import httpx
 
@@ -96,6 +96,18 @@ class Client:
     def cluster(self) -> dict[str, Any]:
         """Describe the nodes and resources that runs are placed on."""
         return self.send(calls.get_cluster())
+
+    def queue(self) -> dict[str, Any]:
+        """Describe whether runs start, how many wait, and the limits."""
+        return self.send(calls.get_queue())
+
+    def set_queue_mode(self, verb: Literal["pause", "resume", "drain"], *, why: str = "") -> dict[str, Any]:
+        """Pause, resume or drain the queue; returns what `queue` does."""
+        return self.send(calls.set_queue_mode(verb, why))
+
+    def set_queue_limit(self, kind: Literal["user", "tag"], name: str, max_gpus: float | None) -> dict[str, Any]:
+        """Let a user's or a tag's runs hold at most so many GPUs at once; None takes the limit away."""
+        return self.send(calls.set_queue_limit(kind, name, max_gpus))
 
     def readiness(self) -> dict[str, Any]:
         """Answer when the service can take runs; raises ServiceFailed with the reason when it cannot."""

@@ -4,6 +4,8 @@
     POST /attempts/{id}/facts       AttemptFacts      -> 204             before the first step, again as phases pass
     POST /attempts/{id}/steps       a telemetry batch -> StepsAccepted   idempotent; a superseded epoch is 409
     POST /attempts/{id}/heartbeat   Heartbeat         -> HeartbeatReply  every `heartbeat_s`
+    POST /attempts/{id}/checkpoints CheckpointReport  -> 204             when one is complete or was removed
+    POST /attempts/{id}/logs        LogPiece          -> LogAccepted     as ranks and driver print
     POST /attempts/{id}/outcome     AttemptOutcome    -> 204             once, after the last step was accepted
 
 All but `enrol` carry `Authorization: Bearer <attempt token>`.
@@ -17,6 +19,8 @@ from muonscope.contract.run_spec import RunSpec
 from muonscope.contract.status import AttemptStatus, FailureKind, MomentumUnit, ParameterRoute, Phase
 from muonscope.contract.telemetry import decode_number, encode_number
 
+# The longest piece of a log in one message, in characters.
+MAX_LOG_PIECE: Final = 65536
 # So few weights travel and are kept as they are: the built-in experiments' small cases, 64 KiB.
 MAX_KEPT_WEIGHTS: Final = 16384
 
@@ -35,6 +39,37 @@ class Enrolment(_Message):
     ray_job_id: str | None = Field(None, max_length=200)
 
 
+class CheckpointFact(_Message):
+    """A checkpoint that is complete: fsynced, hashed and under its final name."""
+
+    step: int = Field(ge=1, lt=2**63)
+    """The first step to attempt after loading it."""
+    total_bytes: int = Field(ge=0, lt=2**63)
+    manifest_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class CheckpointReport(_Message):
+    """Every complete checkpoint of the run that is there now; those not named are gone."""
+
+    checkpoints: tuple[CheckpointFact, ...] = Field(max_length=10_000)
+
+
+class LogPiece(_Message):
+    """What one rank, or the driver, has printed since the last piece."""
+
+    rank: int | None = Field(ge=0, lt=2**31)
+    """Null is the driver."""
+    start: int = Field(ge=0, lt=2**63)
+    """The piece's first byte in all that was printed."""
+    stop: int = Field(ge=0, lt=2**63)
+    text: str = Field(max_length=MAX_LOG_PIECE)
+
+
+class LogAccepted(_Message):
+    stop: int
+    """The byte after the newest stored one: where the next piece begins."""
+
+
 class Enrolled(_Message):
     spec: RunSpec
     run_id: str
@@ -46,7 +81,9 @@ class Enrolled(_Message):
     stall_limit_s: float
     """A rank without a new step for this long ends the attempt as stalled."""
     resume_step: int = 0
-    """The first step to attempt; above 0 the newest complete checkpoint is loaded."""
+    """The first step to attempt; above 0 the newest whole one of `checkpoints` at or before it is loaded."""
+    checkpoints: tuple[CheckpointFact, ...] = ()
+    """Those that attempts of this run have reported: no other folder is loaded, whatever it says of itself."""
 
 
 class ParameterFact(_Message):

@@ -125,6 +125,21 @@ class ParameterRoute(StrEnum):
     FROZEN = "frozen"
 
 
+class QueueMode(StrEnum):
+    """Whether queued runs start. `paused` takes submissions, `draining` does not; live runs go on in both."""
+
+    OPEN = "open"
+    PAUSED = "paused"
+    DRAINING = "draining"
+
+
+class LimitKind(StrEnum):
+    """What a limit on GPUs held at once is set for."""
+
+    USER = "user"
+    TAG = "tag"
+
+
 class Phase(StrEnum):
     """The stations between a submitted run and its first step, in order; each has a time in the attempt's record."""
 

@@ -14,6 +14,8 @@ from fastapi.concurrency import run_in_threadpool
 from muonscope.contract.attempts import (
     AttemptFacts,
     AttemptOutcome,
+    CheckpointFact,
+    CheckpointReport,
     Enrolled,
     Enrolment,
     Heartbeat,
@@ -28,6 +30,7 @@ from service.api.schemas import PROBLEMS
 from service.conclusion import accept_outcome
 from service.errors import Conflict, InvalidInput, MalformedRequest
 from service.store.attempts import AttemptRepository
+from service.store.checkpoints import CheckpointRepository
 from service.store.events import EventRepository
 from service.store.models import Attempt
 from service.store.runs import RunRepository
@@ -74,6 +77,10 @@ def enrol(
             heartbeat_s=settings.heartbeat_s,
             stall_limit_s=settings.stall_limit_s,
             resume_step=attempt.first_step,
+            checkpoints=tuple(
+                CheckpointFact(step=row.step, total_bytes=row.total_bytes, manifest_sha256=row.manifest_sha256)
+                for row in CheckpointRepository(session).list(attempt.run)
+            ),
         )
 
 
@@ -135,6 +142,16 @@ async def add_steps(
     return await run_in_threadpool(_store_steps, database, attempt_id, token, body)
 
 
+@router.post("/{attempt_id}/checkpoints", status_code=204, summary="Say which complete checkpoints are there")
+def report_checkpoints(
+    attempt_id: AttemptId, report: CheckpointReport, token: BearerToken, database: DatabaseDependency
+) -> Response:
+    with database.write() as session:
+        attempt = _admitted(session, attempt_id, token)
+        CheckpointRepository(session).replace(attempt, report.checkpoints)
+    return Response(status_code=204)
+
+
 @router.post("/{attempt_id}/outcome", status_code=204, summary="Close the attempt and judge its run's record")
 def add_outcome(
     attempt_id: AttemptId,
@@ -166,6 +183,8 @@ def _store_steps(database: Database, attempt_id: str, token: str | None, body: b
     batch = _decode(body)
     with _alarming(database, attempt_id), database.write(durable=False) as session:
         attempt = _admitted(session, attempt_id, token, epoch=batch.epoch)
+        if len(batch) and batch.rank == 0 and min(batch.steps) < attempt.first_step:
+            CheckpointRepository(session).note_earlier_start(attempt, min(batch.steps))
         stored = StepRepository(session).insert(attempt, batch)
         return StepsAccepted(stored=stored.stored, next_step=stored.next_step)
 

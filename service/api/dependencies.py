@@ -5,7 +5,7 @@ state, and endpoints ask for it here.
 """
 
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Protocol, cast
+from typing import Annotated, Any, Final, Protocol, cast
 
 from fastapi import Depends, Request
 
@@ -13,6 +13,9 @@ from muonscope.contract.attempts import Failure
 from muonscope.contract.status import RunStatus
 from service.settings import Settings
 from service.store.session import Database
+
+CALLER_HEADER: Final = "Muonscope-User"
+MAX_CALLER_LENGTH: Final = 100
 
 
 class Controller(Protocol):
@@ -54,6 +57,16 @@ def get_controller(request: Request) -> Controller:
     return cast(Controller, request.app.state.controller)
 
 
+def get_caller(request: Request) -> str:
+    """Name who asks: whom their token proves them to be, else whom they say they are, else `api`."""
+    proven = getattr(request.state, "caller", None)
+    if isinstance(proven, str) and proven:
+        return proven
+    said = request.headers.get(CALLER_HEADER, "")
+    return "".join(character for character in said if character.isprintable()).strip()[:MAX_CALLER_LENGTH] or "api"
+
+
 DatabaseDependency = Annotated[Database, Depends(get_database)]
 SettingsDependency = Annotated[Settings, Depends(get_settings)]
+CallerDependency = Annotated[str, Depends(get_caller)]
 ControllerDependency = Annotated[Controller, Depends(get_controller)]

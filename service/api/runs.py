@@ -9,6 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from muonscope.contract.run_spec import BUILT_IN_TASKS, RunSpec
 from muonscope.contract.status import RunStatus
 from service.api.dependencies import (
+    CallerDependency,
     Controller,
     ControllerDependency,
     DatabaseDependency,
@@ -18,6 +19,7 @@ from service.api.schemas import PROBLEMS, RunOut, RunsOut, present_run, present_
 from service.errors import IllegalTransition, InvalidInput, NotFound
 from service.settings import Settings
 from service.store.models import Run
+from service.store.queue import QueueRepository
 from service.store.runs import RunRepository
 from service.store.session import Database, Session
 
@@ -47,12 +49,16 @@ def submit_run(
     database: DatabaseDependency,
     settings: SettingsDependency,
     controller: ControllerDependency,
+    caller: CallerDependency,
     idempotency_key: IdempotencyKey = None,
 ) -> RunOut:
     """Queue a run, stored durably before this answers. A repeat with the same key answers 200 with the same run."""
     check_runnable(spec, settings, controller)
     with database.write() as session:
-        run, is_new = RunRepository(session).create(spec, idempotency_key=idempotency_key)
+        QueueRepository(session).refuse_while_draining()
+        run, is_new = RunRepository(session).create(
+            spec, idempotency_key=idempotency_key, who=caller, submitted_by=caller
+        )
         shown = _present(session, run)
     controller.wake()
     response.headers["Location"] = f"/runs/{shown.id}"
@@ -84,27 +90,31 @@ def read_run(run_id: RunId, database: DatabaseDependency) -> RunOut:
 
 
 @router.post("/runs/{run_id}/stop", status_code=202, response_model=RunOut)
-def stop_run(run_id: RunId, database: DatabaseDependency, controller: ControllerDependency) -> RunOut:
+def stop_run(
+    run_id: RunId, database: DatabaseDependency, controller: ControllerDependency, caller: CallerDependency
+) -> RunOut:
     """Stop a run. A queued one is stopped when this answers; a live one's job is told at once and killed in seconds."""
     with database.write() as session:
         runs = RunRepository(session)
         run = runs.get(run_id)
         if run.status is RunStatus.QUEUED:
-            runs.set_status(run, RunStatus.STOPPED, legal=controller.legal, who="api", why="stop requested")
+            runs.set_status(run, RunStatus.STOPPED, legal=controller.legal, who=caller, why="stop requested")
         elif run.status.is_terminal and run.status is not RunStatus.STOPPED:
             raise IllegalTransition(
                 f"run {run.uid} has {run.status} already", field="status", value=run.status,
                 remedy="there is nothing to stop",
             )  # fmt: skip
         elif not run.status.is_terminal:
-            runs.request_stop(run, who="api")
+            runs.request_stop(run, who=caller)
         shown = _present(session, run)
     controller.wake()
     return shown
 
 
 @router.post("/runs/{run_id}/retry", status_code=202, response_model=RunOut)
-def retry_run(run_id: RunId, database: DatabaseDependency, controller: ControllerDependency) -> RunOut:
+def retry_run(
+    run_id: RunId, database: DatabaseDependency, controller: ControllerDependency, caller: CallerDependency
+) -> RunOut:
     """Queue a failed or stopped run again, for another attempt under the same id."""
     with database.write() as session:
         runs = RunRepository(session)
@@ -114,7 +124,7 @@ def retry_run(run_id: RunId, database: DatabaseDependency, controller: Controlle
                 f"run {run.uid} is {run.status}; only failed and stopped runs are retried", field="status",
                 value=run.status, remedy=f"POST /runs/{run.uid}/clone runs its spec again as a new run",
             )  # fmt: skip
-        runs.set_status(run, RunStatus.QUEUED, legal=controller.legal, who="api", why="retry requested")
+        runs.set_status(run, RunStatus.QUEUED, legal=controller.legal, who=caller, why="retry requested")
         shown = _present(session, run)
     controller.wake()
     return shown
@@ -127,6 +137,7 @@ def clone_run(
     database: DatabaseDependency,
     settings: SettingsDependency,
     controller: ControllerDependency,
+    caller: CallerDependency,
     idempotency_key: IdempotencyKey = None,
 ) -> RunOut:
     """Queue a new run with the same spec."""
@@ -134,7 +145,10 @@ def clone_run(
         runs = RunRepository(session)
         spec = RunSpec.model_validate(runs.get(run_id).spec)
         check_runnable(spec, settings, controller)
-        run, is_new = runs.create(spec, idempotency_key=idempotency_key, why=f"cloned from {run_id}")
+        QueueRepository(session).refuse_while_draining()
+        run, is_new = runs.create(
+            spec, idempotency_key=idempotency_key, who=caller, why=f"cloned from {run_id}", submitted_by=caller
+        )
         shown = _present(session, run)
     controller.wake()
     response.headers["Location"] = f"/runs/{shown.id}"

@@ -106,6 +106,7 @@ class RunOut(Out):
     experiment_id: str | None
     tags: list[str]
     priority: int
+    submitted_by: str | None
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
@@ -199,6 +200,7 @@ def present_run(run: Run, positions: Mapping[str, int] | None = None) -> RunOut:
         experiment_id=run.experiment.uid if run.experiment is not None else None,
         tags=[row.tag for row in run.tags],
         priority=run.priority,
+        submitted_by=run.submitted_by,
         created_at=run.created_at,
         started_at=run.started_at,
         finished_at=run.finished_at,

@@ -45,6 +45,8 @@ class JobRequest:
     owner: str
     controller_url: str
     enrolment_token: str = field(repr=False)
+    home: str | None = None
+    """Where workers keep checkpoints and logs; None leaves it to their own environment."""
 
 
 @dataclass(frozen=True, slots=True)

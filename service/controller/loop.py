@@ -110,6 +110,7 @@ class ControllerLoop:
         self._is_idle = False
         self._problem: str | None = "Ray has not been reached yet"
         self._failure: str | None = None
+        self._closed: str | None = None
 
     # -- what the api asks -------------------------------------------------------------------------------------------
 
@@ -151,6 +152,11 @@ class ControllerLoop:
     def has_live_attempts(self) -> bool:
         """Whether attempts are live by their rows. Blocks."""
         return bool(self._live_submission_ids())
+
+    def close(self, why: str) -> None:
+        """Start nothing more in this process; what is live goes on. Thread-safe."""
+        self._closed = why
+        self.wake()
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -200,6 +206,8 @@ class ControllerLoop:
         self._act(plan)
         self._remember(plan, situation, began)
         self._ticked_at = self._clock()
+        if plan.is_unfinished:
+            self._wake.set()
         if plan.changed:
             self._on_change()
 
@@ -239,12 +247,13 @@ class ControllerLoop:
             orphans=orphans,
             gpus=self._resources.gpus if jobs is not None and self._resources is not None else None,
             foreign_gpus=self._foreign_gpus(now),
+            closed=self._closed,
             was_away=now - self._ticked_at > self._settings.lease_s / 2,
         )
 
     def _live_submission_ids(self) -> list[str]:
         with self._database.read() as session:
-            return [attempt.submission_id for attempt in AttemptRepository(session).live()]
+            return [row.submission_id for row in AttemptRepository(session).live_rows()]
 
     async def _sweep(self, live: Collection[str], now: float) -> frozenset[str]:
         found = find_orphans(live, await self._launcher.active_jobs(), owner=self._owner)
@@ -294,7 +303,10 @@ class ControllerLoop:
         task.add_done_callback(self._tasks.discard)
 
     async def _submit(self, submission_id: str, token: str) -> None:
-        request = JobRequest(submission_id, self._owner, self._controller_url(), token)
+        home = self._settings.effective_workers_home
+        request = JobRequest(
+            submission_id, self._owner, self._controller_url(), token, None if home is None else str(home)
+        )
         try:
             await self._launcher.submit(request)
             self._memory.phases[submission_id] = time.time()

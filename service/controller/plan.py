@@ -9,20 +9,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
+from itertools import islice
 from typing import Final
 
 from muonscope.contract.attempts import Failure
-from muonscope.contract.status import Phase, RunStatus
+from muonscope.contract.status import LimitKind, Phase, QueueMode, RunStatus
 from service.conclusion import close_attempt
 from service.controller.launcher import Job
 from service.controller.reconcile import CloseAttempt, LiveAttempt, StopJob, reconcile
 from service.controller.retry_policy import RetryPolicy, backoff_s, retry_reason
-from service.controller.scheduler import Capacity, QueuedRun, RunningRun, decide_starts
+from service.controller.scheduler import Capacity, Limits, QueuedRun, RunningRun, decide_starts
 from service.controller.transitions import LEGAL
 from service.errors import ServiceError
 from service.settings import Settings
 from service.store.attempts import AttemptRepository
+from service.store.checkpoints import CheckpointRepository
 from service.store.models import Attempt, Run
+from service.store.queue import Entry, QueueRepository, gpus_of
 from service.store.runs import RunRepository
 from service.store.session import Session
 from service.store.types import read_clock
@@ -30,8 +33,10 @@ from service.store.types import read_clock
 logger = logging.getLogger(__name__)
 
 WHO: Final = "controller"
-# How deep one tick looks into the queue: what lies further back cannot start before what lies here.
-QUEUE_WINDOW: Final = 500
+# A tick is one transaction, and a request that writes waits for it: what is more is left to the next one, at once.
+STARTS_A_TICK: Final = 8
+CLOSINGS_A_TICK: Final = 16
+REASONS_A_TICK: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,8 @@ class Situation:
     gpus: float | None = None
     """The cluster's total; None while Ray cannot be reached."""
     foreign_gpus: float = 0.0
+    closed: str | None = None
+    """Why this process starts nothing more; None while it does."""
     was_away: bool = False
     """Nobody could have extended leases for a while: they get more time."""
 
@@ -65,6 +72,8 @@ class Plan:
     """GPUs by live attempt."""
     changed: bool = False
     is_idle: bool = False
+    is_unfinished: bool = False
+    """More is to be done now than one tick takes on."""
 
 
 class Planner:
@@ -85,39 +94,31 @@ class Planner:
 
     def _reconcile(self, session: Session, situation: Situation, plan: Plan) -> None:
         attempts = AttemptRepository(session)
-        rows = {attempt.submission_id: attempt for attempt in attempts.live()}
-        for name in rows.keys() & situation.submitted_phases.keys():
-            attempts.add_phase(rows[name], Phase.JOB_SUBMITTED, situation.submitted_phases[name])
         if situation.was_away:
-            self._extend_leases(session, rows)
-        expired = {attempt.submission_id for attempt in attempts.expired()}
+            attempts.extend_leases(lease_s=self._settings.lease_s, start_limit_s=self._settings.start_limit_s)
+        rows = attempts.live_rows()
+        for name in {row.submission_id for row in rows} & situation.submitted_phases.keys():
+            attempts.add_phase(attempts.get(name), Phase.JOB_SUBMITTED, situation.submitted_phases[name])
         live = [
             LiveAttempt(
-                submission_id=name,
-                is_enrolled=attempt.enrolled_at is not None,
-                is_in_flight=name in situation.in_flight,
-                lease_expired=name in expired,
-                stop_requested=attempt.run.stop_requested,
-                stop_overdue=name in situation.overdue_stops,
-                refusal=situation.refusals.get(name),
+                submission_id=row.submission_id,
+                is_enrolled=row.is_enrolled,
+                is_in_flight=row.submission_id in situation.in_flight,
+                lease_expired=row.lease_expired,
+                stop_requested=row.stop_requested,
+                stop_overdue=row.submission_id in situation.overdue_stops,
+                refusal=situation.refusals.get(row.submission_id),
             )
-            for name, attempt in rows.items()
+            for row in rows
         ]
         plan.stopping = {attempt.submission_id for attempt in live if attempt.stop_requested}
-        for action in reconcile(live, situation.jobs):
-            if isinstance(action, StopJob):
-                plan.stops[action.submission_id] = action.why
-            else:
-                plan.changed |= self._attempted(
-                    session, action.submission_id, partial(self._close, session, rows[action.submission_id], action)
-                )
-
-    def _extend_leases(self, session: Session, rows: Mapping[str, Attempt]) -> None:
-        attempts, now = AttemptRepository(session), read_clock(session)
-        for attempt in rows.values():
-            lease_s = self._settings.lease_s if attempt.enrolled_at is not None else self._settings.start_limit_s
-            if (attempt.lease_expires_at - now).total_seconds() < lease_s:
-                attempts.extend_lease(attempt, lease_s=lease_s)
+        actions = reconcile(live, situation.jobs)
+        closings = [action for action in actions if isinstance(action, CloseAttempt)]
+        plan.is_unfinished |= len(closings) > CLOSINGS_A_TICK
+        for closing in closings[:CLOSINGS_A_TICK]:
+            name = closing.submission_id
+            plan.changed |= self._attempted(session, name, partial(self._close, session, attempts.get(name), closing))
+        plan.stops |= {action.submission_id: action.why for action in actions if isinstance(action, StopJob)}
 
     def _close(self, session: Session, attempt: Attempt, action: CloseAttempt) -> None:
         close_attempt(
@@ -134,43 +135,42 @@ class Planner:
     # -- the queue ---------------------------------------------------------------------------------------------------
 
     def _schedule(self, session: Session, situation: Situation, plan: Plan) -> None:
-        runs = RunRepository(session)
-        live, queue = runs.live(), runs.queued(limit=QUEUE_WINDOW)
+        queue = QueueRepository(session)
+        queue.reckon_with(self._settings.aging_s)
+        waiting, holding = queue.waiting(), queue.holding()
+        names = {row.run_id: row.submission_id for row in AttemptRepository(session).live_rows()}
+        plan.held = {names[entry.run_id]: entry.gpus for entry in holding if entry.run_id in names}
+        plan.is_idle = not waiting and not holding
+        limits = _limits(queue)
+        tags = queue.tags_of(list(limits.tags)) if limits.tags else {}
         now = read_clock(session)
-        plan.held = {run.attempts[-1].submission_id: gpus_of(run) for run in live if run.attempts}
-        plan.is_idle = not live and not queue
         capacity = None if situation.gpus is None else Capacity(situation.gpus, situation.foreign_gpus)
         schedule = decide_starts(
-            [self._queued(run, now) for run in queue],
-            [RunningRun(run.id, gpus_of(run), run.priority, _seconds(run.created_at, now)) for run in live],
+            [self._queued(entry, tags, now) for entry in waiting],
+            [RunningRun(each.run_id, each.gpus, each.rank, each.owner, tags.get(each.run_id, frozenset()))
+             for each in holding],
             capacity,
-            aging_s=self._settings.aging_s,
-        )
-        by_id = {run.id: run for run in queue}
-        for run_id in schedule.start:
-            self._attempted(session, by_id[run_id].uid, partial(self._start, session, by_id[run_id], plan))
-        for run_id, reason in schedule.waiting.items():
-            plan.changed |= by_id[run_id].waiting_reason != reason
-            runs.set_waiting_reason(by_id[run_id], reason)
+            limits=limits,
+            closed=situation.closed or _closed(queue),
+        )  # fmt: skip
+        starting = schedule.start[:STARTS_A_TICK]
+        runs = RunRepository(session).by_ids(starting)
+        for run_id in starting:
+            self._attempted(session, runs[run_id].uid, partial(self._start, session, runs[run_id], plan))
+        told = {entry.run_id: entry.reason for entry in waiting}
+        news = {run_id: reason for run_id, reason in schedule.waiting.items() if told[run_id] != reason}
+        queue.set_reasons(dict(islice(news.items(), REASONS_A_TICK)))
+        plan.changed |= bool(news)
+        plan.is_unfinished |= len(schedule.start) > len(starting) or len(news) > REASONS_A_TICK
 
-    def _queued(self, run: Run, now: datetime) -> QueuedRun:
-        last = run.attempts[-1] if run.attempts else None
+    def _queued(self, entry: Entry, tags: Mapping[int, frozenset[str]], now: datetime) -> QueuedRun:
         pause = 0.0
-        if (
-            last is not None
-            and last.finished_at is not None
-            and last.failure_kind
-            and last.failure_kind.is_infrastructure
-        ):
-            pause = max(0.0, backoff_s(last.number, self._policy) - _seconds(last.finished_at, now))
+        if entry.failed_at is not None:
+            pause = max(0.0, backoff_s(entry.attempts, self._policy) - (now - entry.failed_at).total_seconds())
         return QueuedRun(
-            id=run.id,
-            gpus=gpus_of(run),
-            priority=run.priority,
-            waited_s=_seconds(run.created_at, now),
-            pause_s=pause,
-            attempts=len(run.attempts),
-        )
+            entry.run_id, entry.gpus, entry.rank, entry.owner, tags.get(entry.run_id, frozenset()), pause,
+            entry.attempts,
+        )  # fmt: skip
 
     def _attempted(self, session: Session, name: str, change: Callable[[], None]) -> bool:
         """Make one change under a savepoint: a row that refuses it must not keep all others from theirs."""
@@ -185,7 +185,11 @@ class Planner:
     def _start(self, session: Session, run: Run, plan: Plan) -> None:
         token = new_enrolment_token()
         attempts = AttemptRepository(session)
-        attempt = attempts.create(run, enrolment_token=token, lease_s=self._settings.start_limit_s, who=WHO)
+        first_step = CheckpointRepository(session).resume_step(run)
+        attempt = attempts.create(
+            run, enrolment_token=token, lease_s=self._settings.start_limit_s, first_step=first_step, who=WHO,
+            why=f"submitted as a Ray job, to resume at step {first_step}" if first_step else "submitted as a Ray job",
+        )  # fmt: skip
         queued_at = run.created_at if attempt.number == 1 else attempt.created_at
         attempt.phases = {Phase.SUBMITTED.value: queued_at.timestamp()}
         RunRepository(session).set_status(run, RunStatus.PENDING, legal=LEGAL, who=WHO, why="its GPUs are free")
@@ -195,16 +199,22 @@ class Planner:
         plan.is_idle = False
 
 
-def gpus_of(run: Run) -> float:
-    """Return how many GPUs a run takes."""
-    share = (run.spec.get("resources") or {}).get("gpus_per_rank", 1.0)
-    return float(run.world_size * share)
+def _limits(queue: QueueRepository) -> Limits:
+    rows = queue.limits()
+    return Limits(
+        users={row.name: row.max_gpus for row in rows if row.kind is LimitKind.USER},
+        tags={row.name: row.max_gpus for row in rows if row.kind is LimitKind.TAG},
+    )
+
+
+def _closed(queue: QueueRepository) -> str | None:
+    state = queue.state()
+    if state.mode is QueueMode.OPEN:
+        return None
+    because = f": {state.why}" if state.why else ""
+    return f"the queue is {state.mode}, by {state.who}{because}"
 
 
 def new_enrolment_token() -> str:
     """Make a one-use secret: 256 random bits."""
     return secrets.token_urlsafe(32)
-
-
-def _seconds(since: datetime, now: datetime) -> float:
-    return (now - since).total_seconds()

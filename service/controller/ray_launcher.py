@@ -169,6 +169,8 @@ def entrypoint(python: str, request: JobRequest) -> str:
         # One word: a token may begin with a dash, which would be taken for an option.
         f"--enrolment-token={request.enrolment_token}",
     ]  # fmt: skip
+    if request.home is not None:
+        words += ["--home", request.home]
     return "exec " + shlex.join(words)
 
 

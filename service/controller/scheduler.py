@@ -1,17 +1,20 @@
 """Which queued runs start now, and why the others wait. Pure: numbers in, decisions out.
 
-Order: priority, raised by one for each `aging_s` a run has waited, then first come, first served. The first run that
-does not fit holds the head of the line: nothing behind it may take GPUs that it will need. What it will never need
-(the cluster's total less its own share) stays open, so that an 8-GPU run on a large cluster keeps no one waiting,
-and a stream of small runs cannot starve it.
+Order: by rank, which is the time of submission less `aging_s` for each point of priority: first come, first served
+within a priority, and whoever has waited `aging_s` longer stands level with one point more. The first run that does
+not fit holds the head of the line: nothing behind it may take GPUs that it will need. What it will never need (the
+cluster's total less its own share) stays open, so that an 8-GPU run on a large cluster keeps no one waiting, and a
+stream of small runs cannot starve it. A run that its user's or its tag's limit holds back is passed by.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 # GPU shares are sums of tenths and thirds: a run that fits exactly must not fail on the last bit.
 _TOLERANCE: Final = 1e-6
+EVERYBODY: Final = "*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +24,10 @@ class QueuedRun:
     id: int
     """Grows with the order of submission."""
     gpus: float
-    priority: int = 0
-    waited_s: float = 0.0
+    rank: float = 0.0
+    """The smallest starts first; equal ones by id."""
+    owner: str = ""
+    tags: frozenset[str] = frozenset()
     pause_s: float = 0.0
     """What is left of the pause before its next attempt."""
     attempts: int = 0
@@ -34,9 +39,9 @@ class RunningRun:
 
     id: int
     gpus: float
-    priority: int = 0
-    waited_s: float = 0.0
-    """How long ago it was submitted, in the same clock as QueuedRun's."""
+    rank: float = 0.0
+    owner: str = ""
+    tags: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,20 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """The most GPUs held at once, by user and by tag; `*` is each one that is not named."""
+
+    users: Mapping[str, float] = field(default_factory=dict)
+    tags: Mapping[str, float] = field(default_factory=dict)
+
+    def for_tag(self, tag: str) -> float | None:
+        return self.tags.get(tag, self.tags.get(EVERYBODY))
+
+    def for_user(self, user: str) -> float | None:
+        return self.users.get(user, self.users.get(EVERYBODY))
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
     start: tuple[int, ...] = ()
     """Runs to start now, in order."""
@@ -55,12 +74,43 @@ class Schedule:
     """Why each other queued run does not start."""
 
 
+class _Held:
+    """Who holds how much, as runs are given GPUs."""
+
+    def __init__(self, limits: Limits, running: Iterable[RunningRun]) -> None:
+        self._limits = limits
+        self._users: Counter[str] = Counter()
+        self._tags: Counter[str] = Counter()
+        self._is_limited = bool(limits.users or limits.tags)
+        for run in running:
+            self.add(run)
+
+    def add(self, run: QueuedRun | RunningRun) -> None:
+        if self._is_limited:
+            # Counter holds what + adds, fractions too.
+            self._users[run.owner] += run.gpus  # type: ignore[assignment]
+            for tag in run.tags:
+                self._tags[tag] += run.gpus  # type: ignore[assignment]
+
+    def refusal(self, run: QueuedRun) -> str | None:
+        """Say which limit keeps a run from its GPUs."""
+        if not self._is_limited:
+            return None
+        who = [(run.owner or "nobody", self._users[run.owner], self._limits.for_user(run.owner))]
+        who += [(f"tag {tag}", self._tags[tag], self._limits.for_tag(tag)) for tag in sorted(run.tags)]
+        for name, held, limit in who:
+            if limit is not None and held + run.gpus > limit + _TOLERANCE:
+                return f"needs {_count(run.gpus)}, {name} holds {_number(held)} of at most {_number(limit)}"
+        return None
+
+
 def decide_starts(
     queued: Sequence[QueuedRun],
     running: Sequence[RunningRun],
     capacity: Capacity | None,
     *,
-    aging_s: float,
+    limits: Limits | None = None,
+    closed: str | None = None,
 ) -> Schedule:
     """Choose what starts now.
 
@@ -68,15 +118,17 @@ def decide_starts(
         queued: in any order.
         running: every live run of ours.
         capacity: None while the cluster cannot be reached: nothing starts.
-        aging_s: the wait that is worth one point of priority.
+        limits: of users and tags; None sets none.
+        closed: why nothing may start at all (the queue is paused); None lets runs start.
     """
-    line = sorted(queued, key=lambda run: _rank(run, aging_s))
+    line = sorted(queued, key=_place)
+    if closed is not None:
+        return Schedule(waiting={run.id: closed for run in line})
     if capacity is None:
         return Schedule(waiting={run.id: "the Ray cluster is not reachable" for run in line})
+    held = _Held(limits or Limits(), running)
     open_gpus = capacity.gpus - capacity.foreign_gpus
     free = open_gpus - sum(run.gpus for run in running)
-    # What those behind the head of the line hold already counts against what they may take.
-    behind = [(_rank(run, aging_s), run.gpus) for run in running]
     head: QueuedRun | None = None
     spare = 0.0
     start: list[int] = []
@@ -86,27 +138,26 @@ def decide_starts(
             waiting[run.id] = f"needs {_count(run.gpus)}, the cluster has {_number(capacity.gpus)}"
         elif run.pause_s > 0:
             waiting[run.id] = f"pauses before attempt {run.attempts + 1}"
+        elif (refusal := held.refusal(run)) is not None:
+            waiting[run.id] = refusal
         elif head is not None and run.gpus > min(free, spare) + _TOLERANCE:
             waiting[run.id] = "waits for its turn"
         elif run.gpus > free + _TOLERANCE:
             head = run
-            held_behind = sum(gpus for rank, gpus in behind if rank > _rank(run, aging_s))
+            # What those behind the head of the line hold already counts against what they may take.
+            held_behind = sum(other.gpus for other in running if _place(other) > _place(run))
             spare = open_gpus - run.gpus - held_behind
             waiting[run.id] = f"needs {_count(run.gpus)}, {_number(max(free, 0.0))} free"
         else:
             start.append(run.id)
+            held.add(run)
             free -= run.gpus
             spare -= run.gpus
     return Schedule(tuple(start), waiting)
 
 
-def effective_priority(priority: int, waited_s: float, aging_s: float) -> int:
-    """Return the priority with what waiting has added to it."""
-    return priority + int(max(waited_s, 0.0) // aging_s)
-
-
-def _rank(run: QueuedRun | RunningRun, aging_s: float) -> tuple[int, int]:
-    return -effective_priority(run.priority, run.waited_s, aging_s), run.id
+def _place(run: QueuedRun | RunningRun) -> tuple[float, int]:
+    return run.rank, run.id
 
 
 def _number(value: float) -> str:

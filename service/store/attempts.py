@@ -7,9 +7,9 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session, joinedload
 
 from muonscope.contract.attempts import AttemptFacts, AttemptOutcome, Failure, Heartbeat
@@ -27,6 +27,17 @@ LIVE = (AttemptStatus.PENDING, AttemptStatus.RUNNING)
 
 def hash_token(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class LiveRow(NamedTuple):
+    """A live attempt, as a tick reads it."""
+
+    id: int
+    submission_id: str
+    run_id: int
+    is_enrolled: bool
+    lease_expired: bool
+    stop_requested: bool
 
 
 class AttemptRepository:
@@ -110,6 +121,35 @@ class AttemptRepository:
         """List attempts without an outcome, oldest first."""
         query = select(Attempt).where(Attempt.status.in_(LIVE)).order_by(Attempt.id)
         return self._session.scalars(query.options(joinedload(Attempt.run).joinedload(Run.summary))).all()
+
+    def live_rows(self) -> Sequence[LiveRow]:
+        """Return of every live attempt what a tick needs, oldest first, without its documents."""
+        query = (
+            select(
+                Attempt.id,
+                Attempt.submission_id,
+                Attempt.run_id,
+                Attempt.enrolled_at.is_not(None),
+                Attempt.lease_expires_at < database_now(),
+                Run.stop_requested,
+            )
+            .join(Run, Run.id == Attempt.run_id)
+            .where(Attempt.status.in_(LIVE))
+            .order_by(Attempt.id)
+        )
+        return [LiveRow(*row) for row in self._session.execute(query)]
+
+    def extend_leases(self, *, lease_s: float, start_limit_s: float) -> None:
+        """Give every live attempt its whole time anew, as after nobody could take in signs of life."""
+        now = read_clock(self._session)
+        for is_enrolled, span_s in ((True, lease_s), (False, start_limit_s)):
+            until = now + timedelta(seconds=span_s)
+            enrolled = Attempt.enrolled_at.is_not(None) if is_enrolled else Attempt.enrolled_at.is_(None)
+            self._session.execute(
+                update(Attempt)
+                .where(Attempt.status.in_(LIVE), enrolled, Attempt.lease_expires_at < until)
+                .values(lease_expires_at=until)
+            )
 
     def expired(self) -> Sequence[Attempt]:
         """List live attempts whose lease has run out on the database's clock."""

@@ -1,8 +1,10 @@
 """The schema: what is kept of every experiment, run, attempt and step.
 
-    experiment ─< run ─< attempt ─< step, nonfinite_event
-                   │  └< event
-                   └─ run_summary, run_tag, parameter
+    experiment ─< run ─< attempt ─< step, block, system_load, nonfinite_event
+                   │  └< event            └< attempt_log
+                   └─ run_summary, run_tag, parameter, queue_entry, checkpoint
+
+    queue_state, queue_limit, leadership ─ controller
 
 A non-finite scalar is stored as NULL with its kind in the row's `nonfinite_mask`, on both databases: SQLite keeps no
 NaN at all, and one representation is one truth. NULL with mask 0 is "not measured". The view `step_current` shows,
@@ -32,8 +34,10 @@ from muonscope.contract.status import (
     AttemptStatus,
     FailureKind,
     Implementation,
+    LimitKind,
     MomentumUnit,
     ParameterRoute,
+    QueueMode,
     RunStatus,
     StepOrdering,
     Verdict,
@@ -151,6 +155,8 @@ class Run(Base):
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
+    submitted_by: Mapped[str | None]
+    """Who submitted it, as they said or as their token proves; null where nobody said."""
 
     experiment: Mapped[Experiment | None] = relationship(back_populates="runs", lazy="raise")
     attempts: Mapped[list["Attempt"]] = relationship(
@@ -300,6 +306,47 @@ class Step(Base):
     """Every trainable parameter's momentum norm after the step, float32 little-endian."""
 
 
+class Block(Base):
+    """480 steps of an attempt's rank 0 summed up for charts: derived from `step` by `blocks.py`, which can rebuild it.
+
+    480 steps make a row that fits one page of SQLite's.
+    """
+
+    __tablename__ = "block"
+
+    attempt_id: Mapped[int] = mapped_column(ForeignKey("attempt.id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    """Its steps are 480 * number and those after it."""
+    first_step: Mapped[int]
+    last_step: Mapped[int]
+    extremes: Mapped[bytes]
+    """(series, 20 buckets of 24 steps, 2) float64 little-endian: smallest and largest finite value as they occur."""
+    marks: Mapped[bytes | None]
+    """zlib of a uint32 a step: 1 stored, 2 overflow, 4 discarded, 8 and more `nonfinite_mask`. Null: all are plain."""
+
+
+class SystemLoad(Base):
+    """What one rank's process, its node and its GPU were busy with at one moment."""
+
+    __tablename__ = "system_load"
+
+    attempt_id: Mapped[int] = mapped_column(ForeignKey("attempt.id", ondelete="CASCADE"), primary_key=True)
+    rank: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    at: Mapped[datetime] = mapped_column(primary_key=True)
+    """On the rank's clock."""
+    cpu_percent: Mapped[float | None]
+    """Of one core, the process's own threads together, since the sample before."""
+    memory_bytes: Mapped[int | None]
+    """The process's resident memory."""
+    node_cpu_percent: Mapped[float | None]
+    node_memory_bytes: Mapped[int | None]
+    node_memory_total_bytes: Mapped[int | None]
+    gpu_percent: Mapped[float | None]
+    gpu_memory_bytes: Mapped[int | None]
+    """In use on the device, by whomever."""
+    gpu_memory_total_bytes: Mapped[int | None]
+
+
 class NonfiniteEvent(Base):
     """A series of rank 0 that turned non-finite, changed its kind or became finite again, at this step."""
 
@@ -341,19 +388,133 @@ class Event(Base):
     run: Mapped[Run | None] = relationship(lazy="raise")
 
 
+class QueueEntry(Base):
+    """A run that wants GPUs or holds them: all that a tick reads of it. Gone once the run has ended."""
+
+    __tablename__ = "queue_entry"
+    __table_args__ = (Index("ix_queue_entry_is_live_rank_run_id", "is_live", "rank", "run_id"),)
+
+    run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"), primary_key=True)
+    is_live: Mapped[bool]
+    """Whether it has an attempt: false in the queue, true from pending on."""
+    rank: Mapped[float]
+    """Its place: the smallest starts first. The Unix time of submission, less `aging_s` for each point of priority:
+    a run that has waited `aging_s` longer stands level with one of a point more, and the order never changes."""
+    gpus: Mapped[float]
+    owner: Mapped[str]
+    """Whose limits it counts against; empty where nobody said."""
+    queued_at: Mapped[datetime]
+    failed_at: Mapped[datetime | None]
+    """When its last attempt ended by no fault of the run: the pause before the next one begins there."""
+    attempts: Mapped[int]
+    reason: Mapped[str | None]
+    """The run's `waiting_reason`, as last written."""
+
+
+class QueueState(Base):
+    """The one row that says whether queued runs may start."""
+
+    __tablename__ = "queue_state"
+    __table_args__ = (CheckConstraint("id = 1", name="single"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    mode: Mapped[QueueMode] = mapped_column(words(QueueMode, "mode"))
+    aging_s: Mapped[float]
+    """What `rank` was reckoned with."""
+    who: Mapped[str]
+    why: Mapped[str]
+    changed_at: Mapped[datetime]
+
+
+class QueueLimit(Base):
+    """The most GPUs that one user's runs, or one tag's, hold at once."""
+
+    __tablename__ = "queue_limit"
+
+    kind: Mapped[LimitKind] = mapped_column(words(LimitKind, "kind"), primary_key=True)
+    name: Mapped[str] = mapped_column(StoredText, primary_key=True)
+    """A user or a tag; `*` is each one that has no limit of its own."""
+    max_gpus: Mapped[float]
+    who: Mapped[str]
+    changed_at: Mapped[datetime]
+
+
+class Leadership(Base):
+    """The one row that says which controller leads, until when on the database's clock."""
+
+    __tablename__ = "leadership"
+    __table_args__ = (CheckConstraint("id = 1", name="single"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    holder: Mapped[str | None] = mapped_column(ForeignKey("controller.id", ondelete="SET NULL"))
+    term: Mapped[int]
+    """Grows with each change of leader."""
+    expires_at: Mapped[datetime]
+
+
+class Controller(Base):
+    """A controller process that shares this store."""
+
+    __tablename__ = "controller"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    url: Mapped[str]
+    """Where workers reach it."""
+    place: Mapped[str]
+    """Host, boot, process id and its start: proof, on that host, that it is gone."""
+    seen_at: Mapped[datetime]
+
+
+class Checkpoint(Base):
+    """A complete checkpoint that is still there, as the workers last said."""
+
+    __tablename__ = "checkpoint"
+
+    run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"), primary_key=True)
+    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    """The first step to attempt after loading it."""
+    attempt: Mapped[int]
+    """The number of the attempt that wrote it."""
+    total_bytes: Mapped[int]
+    manifest_sha256: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[datetime]
+
+
+class AttemptLog(Base):
+    """A piece of what a rank or the driver printed. The middle of a long log is left out."""
+
+    __tablename__ = "attempt_log"
+
+    attempt_id: Mapped[int] = mapped_column(ForeignKey("attempt.id", ondelete="CASCADE"), primary_key=True)
+    rank: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    """-1 is the driver."""
+    start: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    """The piece's first byte in what was printed."""
+    stop: Mapped[int]
+    text: Mapped[str]
+
+
 event.listen(Base.metadata, "after_create", DDL(STEP_CURRENT))  # type: ignore[no-untyped-call]
 event.listen(Base.metadata, "before_drop", DDL("DROP VIEW IF EXISTS step_current"))  # type: ignore[no-untyped-call]
 
 __all__ = [
     "STEP_CURRENT",
     "Attempt",
+    "AttemptLog",
     "Base",
+    "Checkpoint",
+    "Controller",
     "Event",
     "Experiment",
+    "Leadership",
     "NonfiniteEvent",
     "Parameter",
+    "QueueEntry",
+    "QueueLimit",
+    "QueueState",
     "Run",
     "RunSummary",
     "RunTag",
     "Step",
+    "SystemLoad",
 ]

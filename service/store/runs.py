@@ -18,7 +18,8 @@ from muonscope.contract.status import Implementation, Precision, RunStatus, Verd
 from service.errors import Conflict, IllegalTransition, InvalidInput, NotFound
 from service.store import search
 from service.store.events import EventRepository
-from service.store.models import Event, Experiment, Run, RunSummary, RunTag
+from service.store.models import Event, Experiment, QueueEntry, Run, RunSummary, RunTag
+from service.store.queue import QueueRepository
 from service.store.types import read_clock, storable_text
 
 Legal = Mapping[RunStatus, Collection[RunStatus]]
@@ -86,6 +87,7 @@ class RunRepository:
         position: int | None = None,
         who: str = "api",
         why: str = "submitted",
+        submitted_by: str | None = None,
     ) -> tuple[Run, bool]:
         """Queue a run, once per idempotency key.
 
@@ -130,6 +132,7 @@ class RunRepository:
             findings=[],
             revision=self._next_revision(),
             created_at=read_clock(self._session),
+            submitted_by=submitted_by,
         )
         run.summary = RunSummary()
         run.tags = [RunTag(position=place, tag=tag) for place, tag in enumerate(spec.tags)]
@@ -137,6 +140,7 @@ class RunRepository:
         run.experiment = experiment
         self._session.add(run)
         self._session.flush()
+        QueueRepository(self._session).enter(run)
         EventRepository(self._session).append("run_status", run=run, to_status=run.status, who=who, why=why)
         return run, True
 
@@ -217,9 +221,14 @@ class RunRepository:
     # -- the queue --------------------------------------------------------------------------------------------------
 
     def queued(self, *, limit: int | None = None) -> Sequence[Run]:
-        """List queued runs: highest priority first, oldest first among equals."""
-        query = _loaded().where(Run.status == RunStatus.QUEUED).order_by(Run.priority.desc(), Run.id.asc())
-        return self._session.scalars(query.limit(limit)).all()
+        """List queued runs in the order of the line."""
+        place = (QueueEntry.rank, QueueEntry.run_id)
+        query = _loaded().join(QueueEntry, QueueEntry.run_id == Run.id).where(QueueEntry.is_live.is_(False))
+        return self._session.scalars(query.order_by(*place).limit(limit)).all()
+
+    def by_ids(self, ids: Collection[int]) -> dict[int, Run]:
+        """Return these runs by their row's id."""
+        return {run.id: run for run in self._session.scalars(_loaded().where(Run.id.in_(ids)))}
 
     def live(self) -> Sequence[Run]:
         """List pending and running runs, oldest first."""
@@ -228,13 +237,9 @@ class RunRepository:
 
     def queue_positions(self, runs: Sequence[Run]) -> dict[str, int]:
         """Return the place in the queue, from 1, of those of these runs that are queued, by uid."""
-        wanted = [run.id for run in runs if run.status is RunStatus.QUEUED]
-        if not wanted:
-            return {}
-        place = func.row_number().over(order_by=(Run.priority.desc(), Run.id.asc())).label("place")
-        queue = select(Run.id, Run.uid, place).where(Run.status == RunStatus.QUEUED).subquery()
-        rows = self._session.execute(select(queue.c.uid, queue.c.place).where(queue.c.id.in_(wanted)))
-        return {row.uid: row.place for row in rows}
+        wanted = {run.id: run.uid for run in runs if run.status is RunStatus.QUEUED}
+        places = QueueRepository(self._session).positions(list(wanted)) if wanted else {}
+        return {wanted[run_id]: place for run_id, place in places.items()}
 
     def count_by_status(self) -> dict[RunStatus, int]:
         counts = dict.fromkeys(RunStatus, 0)
@@ -282,6 +287,7 @@ class RunRepository:
         now = read_clock(self._session)
         run.status = to
         run.waiting_reason = None
+        self._move_in_queue(run, origin)
         if to is RunStatus.QUEUED:
             run.stop_requested, run.finished_at = False, None
             _set_failure(run, None)
@@ -303,11 +309,17 @@ class RunRepository:
             detail=failure.model_dump(mode="json") if failure is not None else None,
         )
 
-    def set_waiting_reason(self, run: Run, reason: str | None) -> None:
-        """Say why a queued run does not start yet; touches nothing when it says so already."""
-        if run.waiting_reason != reason:
-            run.waiting_reason = reason
-            self.touch(run)
+    def _move_in_queue(self, run: Run, origin: RunStatus) -> None:
+        queue = QueueRepository(self._session)
+        if run.status.is_terminal:
+            queue.leave(run)
+        elif run.status is not RunStatus.QUEUED:
+            queue.hold(run)
+        else:
+            # By policy a run goes back to its old place, after a pause; by a person's hand to the end, at once.
+            last = run.attempts[-1] if run.attempts and not origin.is_terminal else None
+            failed_at = last.finished_at if last is not None and last.failure_kind is not None else None
+            queue.enter(run, attempts=len(run.attempts), failed_at=failed_at)
 
     def request_stop(self, run: Run, *, who: str, why: str = "stop requested") -> None:
         """Ask a live run's workers to stop; they learn it with their next heartbeat."""

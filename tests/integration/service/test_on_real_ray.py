@@ -150,6 +150,46 @@ def test_a_killed_controller_loses_nothing_and_adopts_the_run(installation: Inst
     assert [step["step"] for step in steps] == list(range(300))
 
 
+def final_record(installation: Installation, run: dict[str, Any]) -> list[dict[str, Any]]:
+    """A run's steps without what no two runs share."""
+    steps = installation.client.get(f"/runs/{run['id']}/steps?limit=10000").json()["steps"]
+    return [{key: value for key, value in step.items() if key not in ("attempt", "step_time_s")} for step in steps]
+
+
+def test_a_run_whose_rank_was_killed_resumes_and_ends_with_the_bits_of_the_uninterrupted_one(
+    installation: Installation,
+) -> None:
+    spec: dict[str, Any] = {
+        "steps": 240,
+        "task": {"name": "simple_model", "fixed_batch": False},
+        "loss_scale": {"initial_power": 20, "window": 50},
+        "checkpoint": {"every_steps": 40, "keep": 2},
+    }
+    whole = installation.wait_for(installation.submit(**spec), "succeeded", "failed", "stopped")
+    run_id = installation.submit(**spec)
+
+    def checkpoints() -> list[int]:
+        events = installation.client.get(f"/runs/{run_id}/events").json()["events"]
+        return [event["detail"]["step"] for event in events if event["kind"] == "checkpoint"]
+
+    installation.wait(lambda: len(checkpoints()) >= 2, 90, "two checkpoints are reported")
+    os.kill(installation.run(run_id)["attempts"][0]["ranks"][1]["pid"], signal.SIGKILL)
+    resumed = installation.wait_for(run_id, "succeeded", "failed", "stopped")
+
+    first, second = resumed["attempts"]
+    assert (first["status"], first["failure"]["kind"], first["failure"]["rank"]) == ("failed", "worker_died", 1)
+    assert second["first_step"] in checkpoints()
+    assert second["first_step"] >= 80
+    assert second["declared_steps"] == 240 - second["first_step"]
+    assert whole["summary"]["discarded"] > 0
+    assert resumed["verdict"]["name"] == whole["verdict"]["name"] == "trains"
+    assert final_record(installation, resumed) == final_record(installation, whole)
+    assert second["final"]["final_parameters_hash"] == whole["attempts"][0]["final"]["final_parameters_hash"]
+    assert resumed["summary"] == whole["summary"]
+    kept = sorted(path.name for path in (installation.home / "checkpoints" / run_id).iterdir())
+    assert kept == ["step-00000200", "step-00000240"]
+
+
 def test_a_clean_end_is_zero_and_leaves_no_process(installation: Installation) -> None:
     head = installation.head_id()
     assert installation.process is not None

@@ -10,6 +10,7 @@ from service.controller.transitions import LEGAL
 from service.errors import Conflict, IllegalTransition, InvalidInput, NotFound
 from service.store.events import EventRepository
 from service.store.experiments import ExperimentRepository
+from service.store.queue import QueueRepository
 from service.store.runs import SORTABLE, RunRepository
 from service.store.session import Database
 from tests.records import get_run, insert, queue_run, spec, started, step_record
@@ -273,7 +274,7 @@ def test_a_sort_or_limit_that_is_none_is_refused(sqlite_database: Database, quer
 @pytest.mark.parametrize(
     "change",
     [
-        lambda runs, run: runs.set_waiting_reason(run, "needs 8 GPUs"),
+        lambda runs, run: QueueRepository(runs._session).set_reasons({run.id: "needs 8 GPUs"}),
         lambda runs, run: runs.request_stop(run, who="test"),
         lambda runs, run: runs.set_status(run, RunStatus.PENDING, legal=LEGAL, who="t", why="t"),
     ],

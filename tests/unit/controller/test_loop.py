@@ -10,6 +10,7 @@ import pytest
 from muonscope.contract.status import AttemptStatus, FailureKind, RunStatus
 from service.controller.launcher import Job, JobStatus
 from service.store.attempts import AttemptRepository
+from service.store.queue import QueueRepository
 from service.store.runs import RunRepository
 from tests.unit.controller.conftest import OWNER, Desk
 
@@ -365,6 +366,7 @@ def test_a_row_that_refuses_its_change_does_not_keep_others_from_theirs(
         # A state that no code of ours writes: queued, with a live attempt.
         run = RunRepository(session).get(odd)
         run.status = RunStatus.QUEUED
+        QueueRepository(session).enter(run)
     sound = desk.submit()
     desk.tick()
     assert desk.status(sound) is RunStatus.PENDING

@@ -5,18 +5,16 @@ from hypothesis import strategies as st
 
 from service.controller.scheduler import (
     Capacity,
+    Limits,
     QueuedRun,
     RunningRun,
     Schedule,
     decide_starts,
-    effective_priority,
 )
-
-AGING_S = 600.0
 
 
 def schedule(queued: list[QueuedRun], running: list[RunningRun], gpus: float, *, foreign: float = 0.0) -> Schedule:
-    return decide_starts(queued, running, Capacity(gpus, foreign), aging_s=AGING_S)
+    return decide_starts(queued, running, Capacity(gpus, foreign))
 
 
 def test_runs_start_in_the_order_of_submission_while_they_fit() -> None:
@@ -25,16 +23,50 @@ def test_runs_start_in_the_order_of_submission_while_they_fit() -> None:
     assert found.waiting == {3: "needs 1 GPU, 0 free"}
 
 
-def test_a_higher_priority_starts_first() -> None:
-    assert schedule([QueuedRun(1, 2), QueuedRun(2, 2, priority=1)], [], 2).start == (2,)
+def test_the_smallest_rank_starts_first() -> None:
+    assert schedule([QueuedRun(1, 2, rank=5.0), QueuedRun(2, 2, rank=4.0)], [], 2).start == (2,)
 
 
-def test_waiting_raises_a_run_above_newer_ones_of_higher_priority() -> None:
-    old = QueuedRun(1, 2, priority=0, waited_s=3 * AGING_S)
-    assert schedule([old, QueuedRun(2, 2, priority=2)], [], 2).start == (1,)
-    # Counter-test: one point less of waiting, and priority wins.
-    young = QueuedRun(1, 2, priority=0, waited_s=AGING_S)
-    assert schedule([young, QueuedRun(2, 2, priority=2)], [], 2).start == (2,)
+def test_a_users_limit_holds_back_that_users_runs_alone() -> None:
+    queued = [QueuedRun(2, 1, owner="ann"), QueuedRun(3, 1, owner="bob"), QueuedRun(4, 1, owner="ann")]
+    running = [RunningRun(1, 1, owner="ann")]
+    limits = Limits(users={"ann": 2})
+
+    found = decide_starts(queued, running, Capacity(8), limits=limits)
+
+    assert found == Schedule((2, 3), {4: "needs 1 GPU, ann holds 2 of at most 2"})
+
+
+def test_a_run_that_a_limit_holds_back_does_not_hold_the_head_of_the_line() -> None:
+    queued = [QueuedRun(2, 4, owner="ann"), QueuedRun(3, 4, owner="bob")]
+
+    found = decide_starts(queued, [], Capacity(4), limits=Limits(users={"ann": 2}))
+
+    assert found == Schedule((3,), {2: "needs 4 GPUs, ann holds 0 of at most 2"})
+
+
+def test_everybodys_limit_is_for_those_without_their_own() -> None:
+    queued = [QueuedRun(1, 4, owner="ann"), QueuedRun(2, 4, owner="bob"), QueuedRun(3, 4)]
+
+    found = decide_starts(queued, [], Capacity(16), limits=Limits(users={"*": 2, "ann": 8}))
+
+    assert found.start == (1,)
+    assert found.waiting[3] == "needs 4 GPUs, nobody holds 0 of at most 2"
+
+
+def test_a_tags_limit_counts_all_runs_that_carry_it() -> None:
+    sweep = frozenset({"sweep"})
+    queued = [QueuedRun(2, 1, tags=sweep), QueuedRun(3, 1, tags=sweep), QueuedRun(4, 1)]
+
+    found = decide_starts(queued, [RunningRun(1, 1, tags=sweep)], Capacity(8), limits=Limits(tags={"sweep": 2}))
+
+    assert found == Schedule((2, 4), {3: "needs 1 GPU, tag sweep holds 2 of at most 2"})
+
+
+def test_a_closed_queue_starts_nothing_and_says_why() -> None:
+    found = decide_starts([QueuedRun(1, 1)], [], Capacity(8), closed="the queue is paused, by ann")
+
+    assert found == Schedule((), {1: "the queue is paused, by ann"})
 
 
 def test_a_run_that_does_not_fit_says_what_it_needs() -> None:
@@ -81,7 +113,7 @@ def test_half_gpus_add_up() -> None:
 
 
 def test_nothing_starts_while_the_cluster_is_away() -> None:
-    found = decide_starts([QueuedRun(1, 1)], [], None, aging_s=AGING_S)
+    found = decide_starts([QueuedRun(1, 1)], [], None)
     assert found == Schedule((), {1: "the Ray cluster is not reachable"})
 
 
@@ -113,15 +145,14 @@ queued_runs = st.lists(
         QueuedRun,
         id=st.integers(1, 10_000),
         gpus=gpus,
-        priority=st.integers(-3, 3),
-        waited_s=st.floats(0, 5000),
+        rank=st.floats(-1e6, 2e9),
         pause_s=st.sampled_from([0.0, 0.0, 1.0]),
     ),
     max_size=20,
     unique_by=lambda run: run.id,
 )
 running_runs = st.lists(
-    st.builds(RunningRun, id=st.integers(10_001, 20_000), gpus=gpus, priority=st.integers(-3, 3)), max_size=6
+    st.builds(RunningRun, id=st.integers(10_001, 20_000), gpus=gpus, rank=st.floats(-1e6, 2e9)), max_size=6
 )
 
 
@@ -146,5 +177,5 @@ def test_every_queued_run_starts_or_says_why_not(
 @given(queued_runs, st.integers(8, 32))
 def test_an_idle_cluster_starts_the_first_run_in_line(queued: list[QueuedRun], total: int) -> None:
     ready = [run for run in queued if run.pause_s == 0]
-    first = min(ready, key=lambda run: (-effective_priority(run.priority, run.waited_s, AGING_S), run.id), default=None)
+    first = min(ready, key=lambda run: (run.rank, run.id), default=None)
     assert first is None or first.id in schedule(queued, [], total).start

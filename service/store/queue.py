@@ -1,0 +1,212 @@
+"""The queue: who waits in which order, who holds GPUs, whether anything starts, and how much each may hold.
+
+A run's entry is made when it is queued and gone once it has ended. All here is small and read without the runs' specs:
+a tick over ten thousand entries must not read ten thousand documents.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import bindparam, delete, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from muonscope.contract.status import LimitKind, QueueMode
+from service.errors import InvalidInput, NotFound, Unavailable
+from service.store.events import EventRepository
+from service.store.models import QueueEntry, QueueLimit, QueueState, Run, RunTag
+from service.store.types import read_clock
+
+DEFAULT_AGING_S: Final = 600.0
+EVERYBODY: Final = "*"
+_ENTRY: Final = QueueEntry.__table__
+
+
+class Entry(NamedTuple):
+    """One run's place, as a tick reads it."""
+
+    run_id: int
+    rank: float
+    gpus: float
+    owner: str
+    failed_at: datetime | None
+    attempts: int
+    reason: str | None
+
+
+def gpus_of(run: Run) -> float:
+    """Return how many GPUs a run takes."""
+    share = (run.spec.get("resources") or {}).get("gpus_per_rank", 1.0)
+    return float(run.world_size * share)
+
+
+class QueueRepository:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    # -- who waits and who holds ------------------------------------------------------------------------------------
+
+    def enter(self, run: Run, *, attempts: int = 0, failed_at: datetime | None = None) -> None:
+        """Put a run into the line: behind all of its priority, or back to its old place if it holds GPUs now."""
+        entry = self._session.get(QueueEntry, run.id)
+        if entry is None:
+            # Not before anyone who is there: a clock that jumps back must not let the last one in first.
+            newest = self._session.scalars(select(func.max(QueueEntry.queued_at))).one()
+            now = read_clock(self._session)
+            queued_at = now if newest is None else max(now, newest)
+            rank = queued_at.timestamp() - run.priority * self.state().aging_s
+            entry = QueueEntry(run_id=run.id, rank=rank, gpus=gpus_of(run), queued_at=queued_at)
+            self._session.add(entry)
+        entry.is_live, entry.owner, entry.reason = False, run.submitted_by or "", None
+        entry.attempts, entry.failed_at = attempts, failed_at
+        self._session.flush()
+
+    def hold(self, run: Run) -> None:
+        """Note that a run has left the line and holds its GPUs."""
+        self._session.execute(update(QueueEntry).where(QueueEntry.run_id == run.id).values(is_live=True, reason=None))
+
+    def leave(self, run: Run) -> None:
+        """Note that a run has ended."""
+        self._session.execute(delete(QueueEntry).where(QueueEntry.run_id == run.id))
+
+    def waiting(self, *, limit: int | None = None) -> list[Entry]:
+        """List the line, first in it first."""
+        return self._entries(is_live=False, limit=limit)
+
+    def holding(self) -> list[Entry]:
+        """List the runs that hold GPUs."""
+        return self._entries(is_live=True, limit=None)
+
+    def _entries(self, *, is_live: bool, limit: int | None) -> list[Entry]:
+        table = _ENTRY.c
+        query = select(*(table[name] for name in Entry._fields)).where(table.is_live == is_live)
+        rows = self._session.execute(query.order_by(table.rank, table.run_id).limit(limit))
+        return [Entry(*row) for row in rows]
+
+    def counts(self) -> tuple[int, int]:
+        """Return how many runs wait and how many hold GPUs."""
+        rows = self._session.execute(select(_ENTRY.c.is_live, func.count()).group_by(_ENTRY.c.is_live))
+        counts = {bool(is_live): count for is_live, count in rows}
+        return counts.get(False, 0), counts.get(True, 0)
+
+    def refuse_while_draining(self) -> None:
+        """Raises Unavailable: the queue is draining and takes no submissions."""
+        state = self.state()
+        if state.mode is QueueMode.DRAINING:
+            raise Unavailable(
+                f"the queue is draining, by {state.who}" + (f": {state.why}" if state.why else ""),
+                remedy="submit again once `muonscope queue resume` was called",
+            )
+
+    def tags_of(self, names: Sequence[str]) -> dict[int, frozenset[str]]:
+        """Return, by run, which of these tags the runs in the queue carry; all of their tags for `*`."""
+        query = select(RunTag.run_id, RunTag.tag).join(QueueEntry, QueueEntry.run_id == RunTag.run_id)
+        if EVERYBODY not in names:
+            query = query.where(RunTag.tag.in_(names))
+        found: dict[int, set[str]] = {}
+        for run_id, tag in self._session.execute(query):
+            found.setdefault(run_id, set()).add(tag)
+        return {run_id: frozenset(tags) for run_id, tags in found.items()}
+
+    def positions(self, run_ids: Sequence[int]) -> dict[int, int]:
+        """Return the place in the line, from 1, of those of these runs that wait."""
+        table = _ENTRY.c
+        if len(run_ids) == 1:
+            own = select(table.rank, table.run_id).where(table.run_id == run_ids[0], table.is_live.is_(False))
+            place = self._session.execute(own).one_or_none()
+            if place is None:
+                return {}
+            before = or_(table.rank < place.rank, (table.rank == place.rank) & (table.run_id <= place.run_id))
+            count = select(func.count()).select_from(_ENTRY).where(table.is_live.is_(False), before)
+            return {run_ids[0]: self._session.scalars(count).one()}
+        row_number = func.row_number().over(order_by=(table.rank, table.run_id)).label("place")
+        line = select(table.run_id, row_number).where(table.is_live.is_(False)).subquery()
+        rows = self._session.execute(select(line.c.run_id, line.c.place).where(line.c.run_id.in_(run_ids)))
+        return {run_id: place for run_id, place in rows}  # noqa: C416 (rows are no pairs to the type checker)
+
+    def set_reasons(self, reasons: Mapping[int, str]) -> None:
+        """Say why each of these runs waits."""
+        if not reasons:
+            return
+        revision = self._session.scalars(select(func.coalesce(func.max(Run.revision), 0))).one()
+        rows = [
+            {"b_id": run_id, "b_reason": reason, "b_revision": revision + place}
+            for place, (run_id, reason) in enumerate(reasons.items(), start=1)
+        ]
+        # On the connection, not the session: thousands of rows are changed without being loaded.
+        connection = self._session.connection()
+        connection.execute(
+            update(Run)
+            .where(Run.id == bindparam("b_id"))
+            .values(waiting_reason=bindparam("b_reason"), revision=bindparam("b_revision")),
+            rows,
+        )
+        connection.execute(
+            update(QueueEntry).where(QueueEntry.run_id == bindparam("b_id")).values(reason=bindparam("b_reason")),
+            [{"b_id": row["b_id"], "b_reason": row["b_reason"]} for row in rows],
+        )
+
+    # -- whether anything starts ------------------------------------------------------------------------------------
+
+    def state(self) -> QueueState:
+        """Return the queue's one row."""
+        state = self._session.get(QueueState, 1)
+        if state is None:
+            state = QueueState(id=1, mode=QueueMode.OPEN, aging_s=DEFAULT_AGING_S, who="store", why="made",
+                               changed_at=read_clock(self._session))  # fmt: skip
+            self._session.add(state)
+            self._session.flush()
+        return state
+
+    def set_mode(self, mode: QueueMode, *, who: str, why: str) -> bool:
+        """Open, pause or drain the queue; returns whether that was a change."""
+        state = self.state()
+        if state.mode is mode:
+            return False
+        EventRepository(self._session).append("queue_mode", from_status=state.mode, to_status=mode, who=who, why=why)
+        state.mode, state.who, state.why, state.changed_at = mode, who, why, read_clock(self._session)
+        return True
+
+    def reckon_with(self, aging_s: float) -> None:
+        """Rank the line anew where it was ranked with another `aging_s`."""
+        state = self.state()
+        if state.aging_s == aging_s:
+            return
+        state.aging_s = aging_s
+        query = select(QueueEntry, Run.priority).join(Run, Run.id == QueueEntry.run_id)
+        for entry, priority in self._session.execute(query):
+            entry.rank = entry.queued_at.astimezone(UTC).timestamp() - priority * aging_s
+
+    # -- how much each may hold -------------------------------------------------------------------------------------
+
+    def limits(self) -> Sequence[QueueLimit]:
+        return self._session.scalars(select(QueueLimit).order_by(QueueLimit.kind, QueueLimit.name)).all()
+
+    def set_limit(self, kind: LimitKind, name: str, max_gpus: float, *, who: str) -> QueueLimit:
+        """Let a user's or a tag's runs hold at most so many GPUs at once; `*` is each one without its own limit.
+
+        Raises:
+            InvalidInput: no name.
+        """
+        if not name.strip():
+            raise InvalidInput("a limit is somebody's", field="name", value=name, remedy=f"give a {kind}, or *")
+        row = self._session.get(QueueLimit, (kind, name))
+        if row is None:
+            row = QueueLimit(kind=kind, name=name)
+        self._tell(row, f"{kind} {name} may hold {max_gpus:g} GPUs", who, {"max_gpus": max_gpus})
+        row.max_gpus, row.who, row.changed_at = max_gpus, who, read_clock(self._session)
+        self._session.add(row)
+        return row
+
+    def remove_limit(self, kind: LimitKind, name: str, *, who: str) -> None:
+        """Raises NotFound: there is no such limit."""
+        row = self._session.get(QueueLimit, (kind, name))
+        if row is None:
+            raise NotFound(f"there is no limit of {kind} {name}", field="name", value=name)
+        self._tell(row, f"{kind} {name} has no limit", who, {"max_gpus": None})
+        self._session.delete(row)
+
+    def _tell(self, row: QueueLimit, why: str, who: str, detail: dict[str, Any]) -> None:
+        EventRepository(self._session).append(
+            "queue_limit", who=who, why=why, detail={"kind": str(row.kind), "name": row.name, **detail}
+        )
