@@ -1,68 +1,30 @@
 """Checkpoints that are whole or not there: written beside, fsynced, hashed, renamed, retained.
 
-    <root>/step-00000200/manifest.json      what the folder holds, each file's size and SHA-256
-    <root>/step-00000200/state/…            DeepSpeed's own checkpoint
-    <root>/step-00000200/random-rank-0.pt   each rank's random generators
-    <root>/.step-00000200.partial           being written, or left by a run that was killed meanwhile
+What a folder holds is said in `checkpoint_files.py`.
 
 The folder must be one that all ranks' nodes share. Resume takes only folders with a manifest of this run whose every
 file hashes to what the manifest says; DeepSpeed's loader unpickles, so nothing else may reach it.
 """
 
 import errno
-import hashlib
-import json
 import os
-import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from workers.checkpoint_files import MANIFEST, Manifest, choose, complete_folders, describe_file
 from workers.engine import Place, Training
 from workers.errors import CheckpointUnusable
 
 STATE_TAG: Final = "state"
-MANIFEST: Final = "manifest.json"
-FORMAT_VERSION: Final = 1
 # A write that failed with less room than this failed for want of it.
 FULL_BELOW_BYTES: Final = 16 * 1024 * 1024
-_COMPLETE_NAME: Final = re.compile(r"step-(\d{8,})")
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """What a complete checkpoint says of itself."""
-
-    fingerprint: str
-    """Of the run's spec: a checkpoint of other numbers is not this run's."""
-    step: int
-    """The first step to attempt after loading it."""
-    world_size: int
-    files: dict[str, dict[str, Any]]
-
-    def to_json(self) -> str:
-        body = {"format_version": FORMAT_VERSION, "fingerprint": self.fingerprint, "step": self.step}
-        return json.dumps({**body, "world_size": self.world_size, "files": self.files}, indent=1)
-
-    @classmethod
-    def read(cls, folder: Path) -> "Manifest":
-        """Read a folder's manifest; raises CheckpointUnusable for any other content."""
-        try:
-            body = json.loads((folder / MANIFEST).read_text())
-            if body["format_version"] != FORMAT_VERSION:
-                raise CheckpointUnusable(
-                    str(folder), f"format version {body['format_version']} is not {FORMAT_VERSION}"
-                )
-            return cls(body["fingerprint"], int(body["step"]), int(body["world_size"]), dict(body["files"]))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointUnusable(str(folder), f"its manifest cannot be read: {error}") from error
 
 
 def save(training: Training, root: Path, next_step: int) -> Path:
@@ -97,10 +59,10 @@ def disk_full_is_said(folder: Path) -> Iterator[None]:
         raise
 
 
-def load_newest(training: Training, root: Path, resume_step: int) -> int:
+def load_newest(training: Training, root: Path, resume_step: int, known: Mapping[int, str] | None = None) -> int:
     """Load the newest whole checkpoint that is not newer than `resume_step`.
 
-    Collective.
+    Collective. `known` is `choose`'s.
 
     Returns:
         The first step to attempt.
@@ -109,80 +71,14 @@ def load_newest(training: Training, root: Path, resume_step: int) -> int:
     """
     spec, place = training.spec, training.place
     folder, manifest = _on_first_rank(
-        place, lambda: choose(root, resume_step, fingerprint=spec.fingerprint(), world_size=spec.world_size)
+        place,
+        lambda: choose(root, resume_step, fingerprint=spec.fingerprint(), world_size=spec.world_size, known=known),
     )
     loaded, _ = training.engine.load_checkpoint(str(folder), tag=STATE_TAG)
     if loaded is None:
         raise CheckpointUnusable(str(folder), "DeepSpeed did not load it")
     _restore_random_states(torch.load(folder / f"random-rank-{place.rank}.pt", weights_only=True))
     return int(manifest.step)
-
-
-def choose(root: Path, resume_step: int, *, fingerprint: str, world_size: int) -> tuple[Path, Manifest]:
-    """Return the newest checkpoint at or before `resume_step` that is whole and of this run.
-
-    Raises:
-        CheckpointUnusable: there is none; says what was wrong with each candidate.
-    """
-    reasons = []
-    for step, folder in reversed(complete_folders(root)):
-        if step > resume_step:
-            continue
-        try:
-            manifest = Manifest.read(folder)
-            _refuse_foreign(folder, manifest, step, fingerprint, world_size)
-            verify(folder, manifest)
-        except CheckpointUnusable as error:
-            reasons.append(str(error))
-            continue
-        return folder, manifest
-    found = "; ".join(reasons) or f"it holds no complete checkpoint at or before step {resume_step}"
-    raise CheckpointUnusable(str(root), found)
-
-
-def complete_folders(root: Path) -> list[tuple[int, Path]]:
-    """Return the folders that carry a complete checkpoint's name, as (step, folder), oldest first."""
-    if not root.is_dir():
-        return []
-    matches = ((_COMPLETE_NAME.fullmatch(path.name), path) for path in root.iterdir() if path.is_dir())
-    return sorted((int(match[1]), path) for match, path in matches if match)
-
-
-def verify(folder: Path, manifest: Manifest) -> None:
-    """Check every file against the manifest; raises CheckpointUnusable naming the first that differs."""
-    for name, expected in manifest.files.items():
-        path = folder / name
-        if not path.resolve().is_relative_to(folder.resolve()):
-            raise CheckpointUnusable(str(folder), f"its manifest names {name!r}, outside the folder")
-        try:
-            actual = describe_file(path)
-        except OSError as error:
-            raise CheckpointUnusable(str(folder), f"{name}: {error.strerror or error}") from error
-        if actual != expected:
-            raise CheckpointUnusable(str(folder), f"{name} is not what was written ({actual['bytes']} bytes now)")
-    extra = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - {
-        *manifest.files,
-        MANIFEST,
-    }
-    if extra:
-        raise CheckpointUnusable(str(folder), f"it holds files nobody wrote down: {', '.join(sorted(extra)[:3])}")
-
-
-def describe_file(path: Path) -> dict[str, Any]:
-    """Return a file's size and SHA-256."""
-    with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _refuse_foreign(folder: Path, manifest: Manifest, step: int, fingerprint: str, world_size: int) -> None:
-    if manifest.fingerprint != fingerprint:
-        raise CheckpointUnusable(str(folder), "it was written by a run of another spec")
-    if manifest.world_size != world_size:
-        raise CheckpointUnusable(
-            str(folder), f"it was written by {manifest.world_size} ranks, this run has {world_size}"
-        )
-    if manifest.step != step:
-        raise CheckpointUnusable(str(folder), f"its manifest says step {manifest.step}")
 
 
 def _make_empty(partial: Path) -> None:

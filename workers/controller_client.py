@@ -60,7 +60,7 @@ class ControllerClient:
         url, detail = f"{self.url}/{verb}", _detail(answer)
         if response.status in _LATER:
             raise ControllerAway(url, f"{response.status}: {detail}", _retry_after_s(response.getheader("Retry-After")))
-        if response.status == _CONFLICT and verb in ("heartbeat", "facts", "outcome"):
+        if response.status == _CONFLICT and verb in ("heartbeat", "facts", "checkpoints", "outcome"):
             raise AttemptSuperseded(url, response.status, detail)
         raise ControllerRefused(url, response.status, detail)
 

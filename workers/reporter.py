@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any
 
-from muonscope.contract.attempts import AttemptFacts, AttemptOutcome, Heartbeat, HeartbeatReply
+from muonscope.contract.attempts import AttemptFacts, AttemptOutcome, CheckpointReport, Heartbeat, HeartbeatReply
 from muonscope.contract.status import AttemptStatus, Phase
 from workers.controller_client import ControllerClient, Pauses, until_answered
 from workers.errors import AttemptSuperseded, ControllerAway, ControllerRefused
@@ -25,6 +25,8 @@ class Reporter:
         self._facts: dict[str, Any] = {}
         self._phases: dict[Phase, float] = {}
         self._has_news = False
+        self._checkpoints: CheckpointReport | None = None
+        self._told_checkpoints: CheckpointReport | None = None
         self._heartbeat = Heartbeat(status=AttemptStatus.PENDING)
         self._wake = threading.Event()
         self._ending = threading.Event()
@@ -42,6 +44,12 @@ class Reporter:
                 return
             self._phases, self._facts, self._has_news = merged_phases, merged_facts, True
         self._wake.set()
+
+    def tell_checkpoints(self, report: CheckpointReport) -> None:
+        """Leave which checkpoints are there; sent when it differs from what was sent before."""
+        self._checkpoints = report
+        if report != self._told_checkpoints:
+            self._wake.set()
 
     def beat(self, heartbeat: Heartbeat) -> None:
         """Set what the next heartbeats say."""
@@ -66,6 +74,7 @@ class Reporter:
 
         def send() -> None:
             self._send_facts()
+            self._send_checkpoints()
             self._client.post("outcome", body)
 
         until_answered(send, patience_s=patience_s, give_up=give_up)
@@ -75,6 +84,7 @@ class Reporter:
         while not self._ending.is_set():
             try:
                 self._send_facts()
+                self._send_checkpoints()
                 if time.monotonic() >= next_heartbeat:
                     next_heartbeat = time.monotonic() + self._heartbeat_s
                     self._send_heartbeat()
@@ -101,6 +111,13 @@ class Reporter:
         except ControllerAway:
             self._has_news = True
             raise
+
+    def _send_checkpoints(self) -> None:
+        report = self._checkpoints
+        if report is None or report == self._told_checkpoints:
+            return
+        self._client.post("checkpoints", report.model_dump_json().encode())
+        self._told_checkpoints = report
 
     def _send_heartbeat(self) -> None:
         answer = self._client.post("heartbeat", self._heartbeat.model_dump_json().encode())

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from muonscope.contract.status import FailureKind
-from workers.checkpoint import MANIFEST, Manifest, choose, complete_folders, describe_file, disk_full_is_said, verify
+from workers.checkpoint import disk_full_is_said
+from workers.checkpoint_files import MANIFEST, Manifest, choose, complete_folders, describe_file, look, verify
 from workers.errors import CheckpointUnusable
 from workers.failure import classify
 
@@ -91,6 +92,33 @@ def test_another_runs_is_refused_with_the_reason(tmp_path: Path, changes: dict[s
 def test_an_empty_root_says_that_it_holds_none(tmp_path: Path) -> None:
     with pytest.raises(CheckpointUnusable, match="no complete checkpoint"):
         chosen(tmp_path / "nowhere")
+
+
+def test_looking_gives_the_complete_ones_with_their_size_and_manifest(tmp_path: Path) -> None:
+    write(tmp_path, 10)
+    newest = write(tmp_path, 20)
+    (write(tmp_path, 30) / MANIFEST).write_text("{")
+    write(tmp_path, 40).rename(tmp_path / ".step-00000040.partial")
+
+    found = look(tmp_path)
+
+    assert [one.step for one in found] == [10, 20]
+    assert found[1].total_bytes == (newest / "state" / "weights.pt").stat().st_size
+    assert len(found[1].manifest_sha256) == 64
+
+
+def test_only_a_checkpoint_that_was_reported_is_taken(tmp_path: Path) -> None:
+    write(tmp_path, 10)
+    write(tmp_path, 20)
+    known = {one.step: one.manifest_sha256 for one in look(tmp_path)}
+    write(tmp_path, 30)
+    planted = tmp_path / "step-00000020" / MANIFEST
+    planted.write_text(planted.read_text() + " ")
+
+    assert choose(tmp_path, 100, fingerprint="spec", world_size=2)[1].step == 30
+    assert choose(tmp_path, 100, fingerprint="spec", world_size=2, known=known)[1].step == 10
+    with pytest.raises(CheckpointUnusable, match="no attempt of this run has reported it"):
+        choose(tmp_path, 100, fingerprint="spec", world_size=2, known={})
 
 
 @pytest.mark.parametrize(("free", "kind"), [(1000, FailureKind.DISK_FULL), (10**12, FailureKind.TASK_ERROR)])
