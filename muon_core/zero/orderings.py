@@ -73,8 +73,9 @@ class Master(Ordered):
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self._directions: dict[int, Tensor] = {}
-        # Stage 3: what the accumulation window's earlier micro-batches have already orthogonalized.
+        # Stage 3: what the accumulation window's earlier micro-batches have orthogonalized, and their gradients.
         self._finished: dict[int, Tensor] = {}
+        self._earlier: dict[int, list[Tensor]] = {}
         self._muon = [p for p in host.partitions.partitions if host.group_of(p)["route"] == "muon"]
         if host.partitions.stage == 3 and self.moves_per_micro_batch:
             self._hook_micro_batches()
@@ -82,6 +83,10 @@ class Master(Ordered):
     def before_check(self) -> None:
         for partition in self._muon:
             self._move(partition)
+            earlier = self._earlier.pop(partition.number, None)
+            if earlier is not None:
+                # The last micro-batch has moved the momentum; the norm that DeepSpeed takes is the whole window's.
+                torch._foreach_add_(list(self.host.partitions.gradient_pieces(partition)), earlier)
 
     def after_step(self, overflow: bool) -> None:
         self._directions.clear()
@@ -141,6 +146,11 @@ class Master(Ordered):
         self.host.orthogonalize_shards_(partition, self.host.group_of(partition), update)
         finished = self._finished.get(partition.number)
         self._finished[partition.number] = update if finished is None else finished.add_(update)
+        pieces, earlier = self.host.partitions.gradient_pieces(partition), self._earlier.get(partition.number)
+        if earlier is None:
+            self._earlier[partition.number] = [piece.clone() for piece in pieces]
+        else:
+            torch._foreach_add_(earlier, list(pieces))
 
 
 class PerTensor(Master):

@@ -73,7 +73,7 @@ class StepOutcome:
     lr: float
     """Of the first parameter group, as this step used it."""
     ns_calls: int
-    """Parameters orthogonalized on this rank since the outcome before."""
+    """Parameters orthogonalized on this rank since the boundary before: of the whole window, at its boundary."""
     grad_norm_on_device: Tensor | float | None
     """Global norm of the unscaled, unclipped gradient; infinite on a discarded step; None if not computed."""
 
@@ -113,7 +113,8 @@ def step_outcome(engine: Any, *, is_boundary: bool, loss_scale_before: float, lr
     zero, attachment = engine.optimizer, attachment_of(engine)
     overflow = bool(zero.overflow) if is_boundary else False
     seen = getattr(engine, _NS_CALLS_SEEN, 0)
-    setattr(engine, _NS_CALLS_SEEN, attachment.ns_calls)
+    if is_boundary:
+        setattr(engine, _NS_CALLS_SEEN, attachment.ns_calls)
     return StepOutcome(
         is_boundary=is_boundary,
         overflow=overflow,

@@ -218,16 +218,19 @@ def gradient_accumulation(*, stage: int, gas: int, steps: int, implementation: s
     config = ds_config(stage=stage, precision="fp32", gas=gas, micro_batch=per_rank // gas)
     engine = build_engine(model, config, implementation, ordering, lr=0.02, momentum=0.95)
     generator = torch.Generator().manual_seed(dist.get_rank() + 1)
-    for _ in range(steps):
+    counts = torch.zeros(steps, dtype=torch.int64, device=engine.device)
+    for step in range(steps):
         x, y = (torch.randn(per_rank, width, generator=generator).to(engine.device) for _ in range(2))
         for x_part, y_part in zip(x.chunk(gas), y.chunk(gas), strict=True):
             engine.backward(functional.mse_loss(engine(x_part), y_part))
-            engine_step(engine)
+            outcome = engine_step(engine)
+        counts[step] = outcome.ns_calls
+    dist.all_reduce(counts)
     calls = torch.tensor([attachment_of(engine).ns_calls], device=engine.device)
     dist.all_reduce(calls)
     weights = [weight.tolist() for weight in full_weights(engine)]
     take_down(engine)
-    return {"ns_calls": calls.item(), "weights": weights}
+    return {"ns_calls": calls.item(), "ns_calls_by_step": counts.tolist(), "weights": weights}
 
 
 def thirty_steps(

@@ -108,6 +108,23 @@ def test_calm_and_boom_part_the_orderings(gang: Gangs, stage: int) -> None:
     assert calm["per_tensor"] == calm["master"] > 1.5 * calm["ordered"]
 
 
+@pytest.mark.parametrize("ordering", ["precheck", "deferred", "ordered"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_overflow_in_another_ranks_partition_holds_the_momentum_here_too(
+    gang: Gangs, stage: int, ordering: str
+) -> None:
+    def held(name: str) -> list[list[bool]]:
+        inputs = [0.5 + 0.01 * i for i in range(32)]
+        runs = gang(2).run_once(
+            cases.calm_boom, stage=stage, ordering=name, implementation="muon_core", calm=inputs, boom=inputs, steps=2
+        )
+        return [run[1]["bit_equal"] for run in runs]
+
+    # At stages 1 and 2 the first rank holds calm alone, whose gradients are finite.
+    assert held(ordering) == ([[True], [True]] if stage < 3 else [[True, True], [True, True]])
+    assert held("master") == ([[False], [False]] if stage < 3 else [[False, False], [False, False]])
+
+
 @pytest.mark.parametrize("ordering", ["master", "per_tensor", "inverted"])
 def test_at_stage_three_early_orderings_move_once_per_micro_batch(gang: Gangs, ordering: str) -> None:
     arguments = {"stage": 3, "gas": 4, "steps": 2, "implementation": "muon_core"}
@@ -115,6 +132,19 @@ def test_at_stage_three_early_orderings_move_once_per_micro_batch(gang: Gangs, o
     late = gang(2).run_once(cases.gradient_accumulation, ordering="ordered", **arguments)[0]
 
     assert (early["ns_calls"], late["ns_calls"]) == (16, 4)
+    # What steps report adds up to what was counted: none of a window's micro-batches is left out.
+    assert (sum(early["ns_calls_by_step"]), sum(late["ns_calls_by_step"])) == (16, 4)
+
+
+@pytest.mark.parametrize("ordering", ["master", "per_tensor", "inverted"])
+def test_the_norm_is_of_the_whole_window_although_the_momentum_moves_in_it(gang: Gangs, ordering: str) -> None:
+    arguments = {"stage": 3, "gas": 3, "steps": 1, "precision": "fp32"}
+    early = gang(2).run_once(cases.train, ordering=ordering, **arguments)[0]["rows"][0]
+    late = gang(2).run_once(cases.train, ordering="ordered", **arguments)[0]["rows"][0]
+
+    # The same weights see the same samples; sums in float32 differ in their order.
+    assert early["grad_norm"] == pytest.approx(late["grad_norm"], rel=1e-6)
+    assert early["momentum"] != late["momentum"]
 
 
 @pytest.mark.parametrize("ordering", ["master", "per_tensor", "inverted"])
