@@ -6,7 +6,6 @@ never touches Ray: a controller that is away delays nothing but its own news.
 
 import hashlib
 import logging
-import shutil
 import threading
 import time
 from collections.abc import Sequence
@@ -17,19 +16,29 @@ from typing import Any, Final
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from muonscope.contract.attempts import AttemptOutcome, Enrolled, Failure, Heartbeat
+from muonscope.contract.attempts import (
+    AttemptOutcome,
+    CheckpointFact,
+    CheckpointReport,
+    Enrolled,
+    Failure,
+    Heartbeat,
+)
 from muonscope.contract.status import AttemptStatus, FailureKind, Phase
-from workers import warm_pool
+from workers import checkpoint_files, warm_pool
 from workers.controller_client import ControllerClient
 from workers.errors import ControllerAway, ControllerRefused
 from workers.failure import MAX_MESSAGE, VERDICT_BEARING
+from workers.rank import Assignment, RankFacts
+from workers.releases import releases_root
 from workers.reporter import Reporter
 from workers.shipper import Settled, settle
-from workers.spool import Destination, spool_directory
-from workers.train_worker import Assignment, RankFacts
+from workers.spool import Destination, remove_spool, spool_directory
 from workers.worker_group import Failed, Finished, RankState, WorkerGroup, decide
 
 POLL_S: Final = 0.1
+# How often the driver looks which checkpoints are complete.
+CHECKPOINTS_S: Final = 0.5
 # A stop leaves within three seconds, its last news delivered or not.
 STOP_PATIENCE_S: Final = 1.0
 
@@ -64,13 +73,15 @@ class Attempt:
         self._attempt_id, self._enrolled = attempt_id, enrolled
         self._stop, self._patience_s = stop, patience_s
         self._checkpoint_root = home / "checkpoints" / enrolled.run_id
+        self._checkpoints_seen_at = float("-inf")
+        self._releases = releases_root(home)
         self._destination = Destination(controller, attempt_id, enrolled.token, enrolled.epoch)
         self._reporter = Reporter(ControllerClient(controller, attempt_id, enrolled.token), enrolled.heartbeat_s)
 
     def run(self, *, driver_started_at: float, enrolled_at: float) -> int:
         """Train, settle, report; returns the exit code."""
         self._reporter.tell({Phase.DRIVER_STARTED: driver_started_at, Phase.ENROLLED: enrolled_at})
-        group = WorkerGroup(self._assignments(), time.monotonic())
+        group = WorkerGroup(self._assignments(), time.monotonic(), self._releases)
         self._reporter.start()
         try:
             ending = self._watch(group)
@@ -85,6 +96,7 @@ class Attempt:
             self._forget_spool(group)
             return EXIT_FAILED
         self._tell(group)
+        self._tell_checkpoints(float("inf"))
         self._reporter.tell({Phase.FINISHED: time.time()})
         code = self._report(group, ending)
         # After the outcome: the controller need not wait for the next attempt's comfort.
@@ -115,6 +127,7 @@ class Attempt:
                 logger.error("%s: %s", failure.kind, failure.message, extra={"action": "attempt_failed"})
                 return Ending(AttemptStatus.FAILED, failure)
             self._tell(group, decision.silent_ranks)
+            self._tell_checkpoints(time.monotonic())
 
     def _tell(self, group: WorkerGroup, silent_ranks: Sequence[int] = ()) -> None:
         """Hand the reporter what is new about the group."""
@@ -129,6 +142,24 @@ class Attempt:
                 status=AttemptStatus.RUNNING,
                 steps_recorded=0 if poll is None else poll.records,
                 silent_ranks=list(silent_ranks),
+            )
+        )
+
+    def _tell_checkpoints(self, now: float) -> None:
+        """Hand the reporter which checkpoints are complete, if it is time to look again.
+
+        The folder is what counts, not what a rank says of it: one that dies right after the rename reports nothing.
+        """
+        if self._enrolled.spec.checkpoint.every_steps is None or now - self._checkpoints_seen_at < CHECKPOINTS_S:
+            return
+        self._checkpoints_seen_at = now
+        found = checkpoint_files.look(self._checkpoint_root)
+        self._reporter.tell_checkpoints(
+            CheckpointReport(
+                checkpoints=tuple(
+                    CheckpointFact(step=one.step, total_bytes=one.total_bytes, manifest_sha256=one.manifest_sha256)
+                    for one in found
+                )
             )
         )
 
@@ -161,7 +192,7 @@ class Attempt:
     def _forget_spool(self, group: WorkerGroup) -> None:
         """Remove the spool if it is on this node; on another one, its shipper does."""
         if self._is_here(group):
-            shutil.rmtree(spool_directory(self._attempt_id), ignore_errors=True)
+            remove_spool(spool_directory(self._attempt_id))
 
     def _settle(self, group: WorkerGroup, patience_s: float, give_up: threading.Event) -> Settled:
         """Ship what is left in rank 0's spool, on the node that holds it."""

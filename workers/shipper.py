@@ -12,7 +12,6 @@ when the writer is gone and all is shipped, or when the controller says that the
 import argparse
 import logging
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -25,7 +24,16 @@ from typing import Final
 from muonscope.contract.telemetry import TelemetryError, encode_batch, read_frames
 from workers.controller_client import ControllerClient, Pauses, until_answered
 from workers.errors import ControllerAway, ControllerRefused
-from workers.spool import SHIPPER_LOCK, Destination, Shipped, SpoolReader, hold_lock, is_locked, is_writer_alive
+from workers.spool import (
+    SHIPPER_LOCK,
+    Destination,
+    Shipped,
+    SpoolReader,
+    hold_lock,
+    is_locked,
+    is_writer_alive,
+    remove_spool,
+)
 
 READ_BYTES: Final = 1024 * 1024
 POLL_S: Final = 0.05
@@ -212,7 +220,7 @@ def _leave_to_the_driver(directory: Path) -> None:
         if not directory.exists():
             return
         time.sleep(1.0)
-    shutil.rmtree(directory, ignore_errors=True)
+    remove_spool(directory)
 
 
 def main() -> None:

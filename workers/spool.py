@@ -17,7 +17,9 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import tempfile
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -36,6 +38,15 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def spool_directory(attempt_id: str) -> Path:
     """Return where this node keeps the spool of an attempt."""
     return Path(tempfile.gettempdir()) / f"muonscope-{os.getuid()}" / "spool" / re.sub(r"[^\w.-]", "_", attempt_id)
+
+
+def remove_spool(directory: Path) -> None:
+    """Remove a spool that is settled; a shipper that still works on it finds it gone as a whole."""
+    # Under its own name, the shipper could put a file back while the others are being removed.
+    doomed = directory.with_name(f".{directory.name}.{os.getpid()}")
+    with suppress(FileNotFoundError):
+        directory.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)

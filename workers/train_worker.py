@@ -1,41 +1,22 @@
-"""The Ray actor that owns one rank: builds, trains in one method, answers polls from another thread.
+"""The Ray actor that owns one rank: it holds the rank's devices, and the process that trains on them.
 
-It carries no training logic. Imports at module level stay light: torch and DeepSpeed are imported by a thread that
-starts with the actor, so that ranks import while the driver is still arranging their meeting.
+The process is a copy of the node's fork server (`workers.fork_server`), fresh and with all imports done; it dies with
+the actor. Whatever is said between the driver and the process passes through unread, so that nothing heavy is imported
+here.
 """
 
-import json
 import os
 import socket
 import threading
-import time
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
-from muonscope.contract.attempts import FinalState, ParameterFact, RankFact
-from muonscope.contract.run_spec import RunSpec
-from muonscope.contract.status import FailureKind, MomentumUnit, Phase
 from workers.background import Background
-from workers.environment import keep_compiler_unloaded, prepare_environment, remove_stale_extension_locks
-from workers.failure import VERDICT_BEARING, RankFailure, describe
-from workers.shipper import is_shipper_alive, start_detached
-from workers.spool import Destination, Shipped, SpoolWriter, spool_directory
+from workers.environment import prepare_environment
+from workers.fork_client import RankProcess, Surroundings, fork_rank
 
-SHIPPER_CHECK_S: Final = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """What one rank is to do; the same for all ranks but for `rank`."""
-
-    spec: RunSpec
-    rank: int
-    destination: Destination
-    """Whom the records go to; rank 0 alone spools them."""
-    first_step: int
-    """Above 0, the newest whole checkpoint at or before it is loaded."""
-    checkpoint_root: Path
+# How long a process that hung up may take to be seen dead.
+END_WAIT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,272 +27,89 @@ class Address:
     port: int
     node_id: str
     pid: int
+    """The process that trains."""
+    actor_pid: int
 
 
 @dataclass(frozen=True, slots=True)
-class RankFacts:
-    """What a rank found out while it was built."""
+class RankEnd:
+    """How a rank's process ended: with a pickled RankResult, or by something that killed it."""
 
-    rank: RankFact
-    environment: dict[str, Any]
-    data_hash: str
-    parameters: list[ParameterFact]
-    momentum_unit: MomentumUnit
-    initial_parameters_hash: str
-    resolved_ds_config: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerPoll:
-    """One answer to a poll: a snapshot, of plain values."""
-
-    phases: dict[Phase, float]
-    step: int | None
-    steps_done: int
-    part: int
-    records: int
-    """Records in the spool, on rank 0; 0 elsewhere."""
-    shipping_refused: str | None
-    facts: RankFacts | None
-    """Once, in the first poll after they are known."""
-
-    @property
-    def position(self) -> tuple[int, int, int]:
-        """Grows with everything the rank achieves."""
-        return len(self.phases), self.steps_done, self.part
-
-
-@dataclass(frozen=True, slots=True)
-class RankResult:
-    """How a rank ended."""
-
-    failure: RankFailure | None
-    final: FinalState | None
-    phases: dict[Phase, float]
-    first_step: int
-    records: int
-
-
-@dataclass(slots=True)
-class _State:
-    """What polls read, each field replaced as a whole by the training thread."""
-
-    phases: dict[Phase, float] = field(default_factory=dict)
-    progress: Any = None
-    spool: SpoolWriter | None = None
-    facts: RankFacts | None = None
-    facts_reported: bool = False
+    result: bytes | None
+    death: str | None = None
 
 
 class TrainWorker:
     """One rank of a worker group. `address` and `poll` run beside `run`."""
 
-    def __init__(self, assignment: Assignment) -> None:
-        self._assignment = assignment
-        self._state = _State()
-        self._listener = _listen() if assignment.rank == 0 else None
-        share = assignment.spec.resources.gpus_per_rank
+    def __init__(self, assignment: bytes, rank: int, world_size: int, gpus_per_rank: float) -> None:
+        """Start the rank's process; returns before it is there.
+
+        Args:
+            assignment: a pickled `workers.rank.Assignment`, for the process.
+            rank: the world rank.
+            world_size: the number of ranks.
+            gpus_per_rank: below 1, other ranks share this one's device.
+        """
         os.environ.update(
-            RANK=str(assignment.rank),
-            WORLD_SIZE=str(assignment.spec.world_size),
-            # Each actor sees its own device alone, as number 0.
+            RANK=str(rank),
+            WORLD_SIZE=str(world_size),
+            # Each rank sees its own device alone, as number 0.
             LOCAL_RANK="0",
             LOCAL_SIZE="1",
         )
-        if share < 1:
+        if gpus_per_rank < 1:
             # NCCL refuses two ranks on one device of one host: let it take them for two hosts.
-            os.environ["NCCL_HOSTID"] = f"{socket.gethostname()}-rank-{assignment.rank}"
-        self._imports = Background(_import_heavy)
-        if assignment.rank == 0:
-            self._spooling = Background(self._open_spool)
+            os.environ["NCCL_HOSTID"] = f"{socket.gethostname()}-rank-{rank}"
+        prepare_environment()
+        host, device_ids = _host_and_devices()
+        self._host = host
+        self._started = Background(lambda: _start(assignment, host, device_ids))
+        self._polls = threading.Lock()
 
     def address(self) -> Address:
-        """Return where rank 0 listens, and every rank's node."""
+        """Return where rank 0 listens, and every rank's node and processes; waits for the process."""
         import ray
 
-        context = ray.get_runtime_context()
-        port = self._listener.getsockname()[1] if self._listener is not None else 0
-        return Address(ray.util.get_node_ip_address(), port, context.get_node_id(), os.getpid())
+        process, port = self._started.wait()
+        return Address(self._host, port, ray.get_runtime_context().get_node_id(), process.pid, os.getpid())
 
-    def poll(self) -> WorkerPoll:
-        """Say how far this rank is; never waits for training."""
-        state, progress = self._state, self._state.progress
-        facts = None if state.facts_reported else state.facts
-        state.facts_reported = facts is not None or state.facts_reported
-        spool = state.spool
-        return WorkerPoll(
-            phases=self._phases(),
-            step=None if progress is None else progress.step,
-            steps_done=0 if progress is None else progress.steps_done,
-            part=0 if progress is None else progress.part,
-            records=0 if spool is None else spool.records,
-            shipping_refused=None if spool is None else Shipped.read(spool.directory).refused,
-            facts=facts,
-        )
+    def poll(self) -> bytes | None:
+        """Return a pickled `workers.rank.WorkerPoll`; None once the process is gone.
 
-    def run(self, meeting: Address) -> RankResult:
-        """Train the whole attempt; returns how it ended, training's own failures included."""
-        failure, final, first_step = None, None, self._assignment.first_step
-        stage = FailureKind.SETUP_FAILED
+        Waits as long as the process does not run, and never for training.
+        """
+        process, _ = self._started.wait()
+        with self._polls:
+            try:
+                process.polling.send_bytes(b"poll")
+                return process.polling.recv_bytes()
+            except (EOFError, OSError):
+                return None
+
+    def run(self, host: str, port: int) -> RankEnd:
+        """Have the rank train the whole attempt, meeting the others at rank 0's address."""
+        process, _ = self._started.wait()
         try:
-            self._imports.wait()
-            self._mark(Phase.IMPORTED)
-            training, first_step = self._build(meeting)
-            self._mark(Phase.INITIALIZED)
-            stage = FailureKind.TASK_ERROR
-            failure = self._train(training, first_step)
-            final = _final_state(training)
-        except Exception as error:
-            failure = self._describe(error, stage)
-        return self._ended(failure, final, first_step)
-
-    def _build(self, meeting: Address) -> tuple[Any, int]:
-        import torch
-        import torch.distributed as dist
-
-        from workers import checkpoint
-        from workers.engine import Place, build_training, join_process_group, runs_on_gpu
-
-        spec, rank = self._assignment.spec, self._assignment.rank
-        if not torch.cuda.is_available():
-            # Imported beforehand by an idle process, torch did not see the variable.
-            torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        # The listening socket is handed over: nobody can take the port between choosing and using it.
-        listener = self._listener.detach() if self._listener is not None else None
-        store = dist.TCPStore(  # type: ignore[attr-defined]
-            meeting.host, meeting.port, spec.world_size, is_master=rank == 0, master_listen_fd=listener
-        )
-        os.environ.update(MASTER_ADDR=meeting.host, MASTER_PORT=str(meeting.port))
-        place = Place(rank, spec.world_size)
-        join_process_group(store, place)
-        training = build_training(spec, place)
-        first_step = 0
-        if self._assignment.first_step > 0:
-            first_step = checkpoint.load_newest(training, self._assignment.checkpoint_root, self._assignment.first_step)
-        if rank == 0:
-            self._state.spool = self._spooling.wait()
-        self._state.facts = _rank_facts(training, is_on_gpu=runs_on_gpu())
-        return training, first_step
-
-    def _train(self, training: Any, first_step: int) -> RankFailure | None:
-        """Run the loop; a death that the numbers explain is returned, for all ranks die it at the same step."""
-        from workers import checkpoint
-        from workers.train_loop import LoopHooks, Progress, train
-
-        every, root = training.spec.checkpoint.every_steps, self._assignment.checkpoint_root
-
-        def is_due(steps: int) -> bool:
-            return every is not None and steps % every == 0
-
-        def after_step(steps: int) -> None:
-            if is_due(steps):
-                checkpoint.save(training, root, steps)
-
-        spool = self._state.spool
-        record = spool.append if spool is not None else lambda _: None
-        self._state.progress = Progress()
-        try:
-            train(training, first_step, self._state.progress, LoopHooks(record, after_step, is_due))
-        except Exception as error:
-            failure = self._describe(error, FailureKind.TASK_ERROR)
-            if failure.failure.kind not in VERDICT_BEARING:
-                raise
-            return failure
-        return None
-
-    def _describe(self, error: Exception, default: FailureKind) -> RankFailure:
-        progress = self._state.progress
-        return describe(
-            error, rank=self._assignment.rank, step=None if progress is None else progress.step, default=default
-        )
-
-    def _ended(self, failure: RankFailure | None, final: FinalState | None, first_step: int) -> RankResult:
-        spool = self._state.spool
-        if spool is not None:
-            spool.close()
-        return RankResult(failure, final, self._phases(), first_step, 0 if spool is None else spool.records)
-
-    def _phases(self) -> dict[Phase, float]:
-        progress = self._state.progress
-        if progress is None or progress.first_step_at is None:
-            return dict(self._state.phases)
-        return {
-            **self._state.phases,
-            Phase.FIRST_STEP: progress.first_step_at,
-            Phase.LAST_STEP: progress.last_step_at,
-        }
-
-    def _mark(self, phase: Phase) -> None:
-        self._state.phases = {**self._state.phases, phase: time.time()}
-
-    def _open_spool(self) -> SpoolWriter:
-        destination = self._assignment.destination
-        writer = SpoolWriter(spool_directory(destination.attempt_id), destination)
-        threading.Thread(target=_keep_shipping, args=(writer.directory,), name="shipper-keeper", daemon=True).start()
-        return writer
+            process.running.send((host, port))
+            return RankEnd(process.running.recv_bytes())
+        except (EOFError, OSError):
+            return RankEnd(None, process.wait(END_WAIT_S))
 
 
-def _import_heavy() -> None:
-    prepare_environment()
-    import torch  # noqa: F401
-
-    keep_compiler_unloaded()
-    remove_stale_extension_locks(Path(os.environ["TORCH_EXTENSIONS_DIR"]))
-    import workers.train_loop  # noqa: F401
-
-
-def _keep_shipping(directory: Path) -> None:
-    """Start the shipper, and another one whenever it has died."""
-    while directory.exists():
-        if Shipped.read(directory).refused is not None:
-            return
-        if not is_shipper_alive(directory):
-            start_detached(directory)
-        time.sleep(SHIPPER_CHECK_S)
+def _start(assignment: bytes, host: str, device_ids: list[str]) -> tuple[RankProcess, int]:
+    """Start the process and return it with its listening port."""
+    process = fork_rank()
+    try:
+        process.running.send(Surroundings.here(host, device_ids))
+        process.running.send_bytes(assignment)
+        return process, int(process.running.recv())
+    except (EOFError, OSError) as error:
+        raise RuntimeError(f"the rank did not start: {process.wait(END_WAIT_S)}") from error
 
 
-def _listen() -> socket.socket:
+def _host_and_devices() -> tuple[str, list[str]]:
     import ray
 
-    listener = socket.create_server((ray.util.get_node_ip_address(), 0), backlog=128)
-    return listener
-
-
-def _rank_facts(training: Any, *, is_on_gpu: bool) -> RankFacts:
-    import ray
-
-    from workers.engine import describe_environment, device_name
-
-    gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
-    rank = RankFact(
-        rank=training.place.rank,
-        node=socket.gethostname(),
-        pid=os.getpid(),
-        device=device_name(training.engine.device),
-        device_id=",".join(gpus) if is_on_gpu else None,
-        local_rank=0,
-    )
-    return RankFacts(
-        rank=rank,
-        environment=_plain(describe_environment(training)),
-        data_hash=training.data_hash,
-        parameters=training.routes,
-        momentum_unit=training.momentum_unit,
-        initial_parameters_hash=training.initial_parameters_hash,
-        resolved_ds_config=_plain(training.engine.config),
-    )
-
-
-def _plain(value: dict[str, Any]) -> dict[str, Any]:
-    """Reduce to JSON's own types: a string type of torch's would make the driver import torch to read it."""
-    plain: dict[str, Any] = json.loads(json.dumps(value, default=str))
-    return plain
-
-
-def _final_state(training: Any) -> FinalState:
-    from workers.final_state import hash_parameters, peak_memory_bytes
-
-    compared = training.initial.compare(training.muon_indices, training.probe_group)
-    final_hash = hash_parameters(training.parameters, is_first=training.place.rank == 0)
-    peak = peak_memory_bytes(training.engine.device)
-    return FinalState(**{**dict(compared), "final_parameters_hash": final_hash, "peak_memory_bytes": peak})
+    devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+    return ray.util.get_node_ip_address(), [str(device) for device in devices]

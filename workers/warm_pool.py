@@ -1,8 +1,9 @@
-"""Idle Ray workers that have already imported torch and DeepSpeed: a rank that finds one starts seconds sooner.
+"""Idle Ray workers beside a fork server that has imported torch and DeepSpeed: ranks then start seconds sooner.
 
 Ray does the work: `ray_start_environment` makes a cluster start idle worker processes and has each import
-`workers.preload`; `refill` asks for new ones in place of those that an attempt used up, for a process never serves
-twice. A cluster without any of this works too, at the price of the imports.
+`workers.preload`, which starts the node's fork server; `refill` asks for new idle workers in place of those that an
+attempt used up, for a process never serves twice. A cluster without any of this works too: its first attempt waits for
+the server's imports.
 """
 
 import logging

@@ -6,10 +6,13 @@ unanswered poll, and how long that has been is what names it when the group stal
 """
 
 import os
+import pickle
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import ray
@@ -18,10 +21,13 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from muonscope.contract.attempts import Failure
+from muonscope.contract.run_spec import RunSpec
 from muonscope.contract.status import FailureKind
-from workers.errors import WorkerDied, WorkerStalled
+from workers.errors import ReleaseUnavailable, WorkerDied, WorkerStalled
 from workers.failure import RankFailure, describe, root_cause
-from workers.train_worker import Address, Assignment, RankFacts, RankResult, TrainWorker, WorkerPoll
+from workers.rank import Assignment, RankFacts, RankResult, WorkerPoll
+from workers.releases import Preparation, import_path, is_installed_already
+from workers.train_worker import Address, RankEnd, TrainWorker
 
 # An answer older than this is silence.
 SILENT_AFTER_S: Final = 3.0
@@ -129,8 +135,8 @@ def last_step(ranks: Sequence[RankState]) -> int | None:
 
 @dataclass(slots=True)
 class _Member:
-    actor: Any
     state: RankState
+    actor: Any = None
     run: Any = None
     waiting: Any = None
     address: Address | None = None
@@ -140,12 +146,13 @@ class _Member:
 class WorkerGroup:
     """The actors of one attempt. Start it, poll it, kill it; never reuse it."""
 
-    def __init__(self, assignments: Sequence[Assignment], now: float) -> None:
+    def __init__(self, assignments: Sequence[Assignment], now: float, releases: Path) -> None:
         """Ask Ray for the actors; returns without waiting for them.
 
         Args:
             assignments: one a rank, in rank order.
             now: the driver's monotonic clock.
+            releases: where DeepSpeed releases are kept that are not the installed one.
         """
         resources = assignments[0].spec.resources
         bundle: dict[str, float] = {"GPU": resources.gpus_per_rank}
@@ -153,22 +160,12 @@ class WorkerGroup:
             bundle["memory"] = float(resources.memory_bytes)
         # Not detached: with the job's end, however it comes, Ray takes the group back.
         self._placement: PlacementGroup = placement_group([bundle] * len(assignments), strategy="PACK")
-        worker_type = ray.remote(concurrency_groups={"control": 2})(TrainWorker)
-        self._members = []
-        for assignment in assignments:
-            actor = worker_type.options(
-                num_cpus=0,
-                num_gpus=resources.gpus_per_rank,
-                memory=resources.memory_bytes,
-                max_restarts=0,
-                max_task_retries=0,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(self._placement, assignment.rank),
-                enable_task_events=False,
-            ).remote(assignment)
-            self._members.append(_Member(actor, RankState(assignment.rank, answered_at=now, moved_at=now)))
-        self._addresses = [
-            member.actor.address.options(concurrency_group="control").remote() for member in self._members
-        ]
+        self._assignments = assignments
+        self._members = [_Member(RankState(each.rank, answered_at=now, moved_at=now)) for each in assignments]
+        self._addresses: list[Any] = []
+        self._preparation = _preparation(assignments[0].spec, releases)
+        if self._preparation is None:
+            self._ask_for_actors()
         self.started_at: float | None = None
         """Unix time at which every rank's process had answered."""
 
@@ -212,12 +209,55 @@ class WorkerGroup:
 
     def kill(self) -> None:
         """End every actor at once; their devices are free when this returns, or a moment later on other nodes."""
+        if self._preparation is not None:
+            self._preparation.cancel()
         for member in self._members:
             self._kill_here(member)
-            ray.kill(member.actor, no_restart=True)
+            if member.actor is not None:
+                ray.kill(member.actor, no_restart=True)
         remove_placement_group(self._placement)
 
+    def _ask_for_actors(self, environment: Mapping[str, str] | None = None) -> None:
+        """Ask Ray for every rank's actor, with these variables before it starts."""
+        resources = self._assignments[0].spec.resources
+        worker_type = ray.remote(concurrency_groups={"control": 2})(TrainWorker)
+        for member, assignment in zip(self._members, self._assignments, strict=True):
+            member.actor = worker_type.options(
+                num_cpus=0,
+                num_gpus=resources.gpus_per_rank,
+                memory=resources.memory_bytes,
+                max_restarts=0,
+                max_task_retries=0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._placement, assignment.rank),
+                enable_task_events=False,
+                # Without any, an actor may take a worker that Ray keeps warm.
+                **({"runtime_env": {"env_vars": dict(environment)}} if environment else {}),
+            ).remote(pickle.dumps(assignment), assignment.rank, len(self._assignments), resources.gpus_per_rank)
+        self._addresses = [
+            member.actor.address.options(concurrency_group="control").remote() for member in self._members
+        ]
+
+    def _is_prepared(self, now: float, wait_s: float) -> bool:
+        """Ask for the actors once the run's DeepSpeed release is on the nodes; says whether that is done."""
+        assert self._preparation is not None
+        for state in self.ranks:
+            # Installing has a limit of its own, and is nobody's silence.
+            state.answered_at = state.moved_at = now
+        try:
+            folder = self._preparation.poll(wait_s)
+        except ReleaseUnavailable as error:
+            failure = RankFailure(Failure(kind=FailureKind.SETUP_FAILED, message=str(error)))
+            for state in self.ranks:
+                state.end(now, failure=failure)
+            return False
+        if folder is None:
+            return False
+        self._ask_for_actors({"PYTHONPATH": import_path(folder)})
+        return True
+
     def _try_to_start(self, now: float, wait_s: float) -> None:
+        if not self._addresses and not self._is_prepared(now, wait_s):
+            return
         ready, _ = ray.wait(self._addresses, num_returns=len(self._addresses), timeout=wait_s)
         if len(ready) < len(self._members):
             self._note_deaths_before_start(ready, now)
@@ -228,9 +268,10 @@ class WorkerGroup:
         for member, reference in zip(self._members, self._addresses, strict=True):
             member.address = ray.get(reference)
         meeting = self._members[0].address
+        assert meeting is not None
         for member in self._members:
             member.state.answered_at = member.state.moved_at = now
-            member.run = member.actor.run.remote(meeting)
+            member.run = member.actor.run.remote(meeting.host, meeting.port)
         self.started_at = time.time()
 
     def _note_deaths_before_start(self, ready: Sequence[Any], now: float) -> None:
@@ -245,12 +286,14 @@ class WorkerGroup:
         if member.waiting is None or not ray.wait([member.waiting], timeout=0)[0]:
             return
         try:
-            poll: WorkerPoll = ray.get(member.waiting)
+            answer: bytes | None = ray.get(member.waiting)
         except RayError:
-            # Its run says why.
-            member.waiting = None
-            return
+            answer = None
         member.waiting = None
+        if answer is None:
+            # Its run says why.
+            return
+        poll: WorkerPoll = pickle.loads(answer)
         member.state.answer(poll, now)
         member.facts = poll.facts or member.facts
 
@@ -258,19 +301,31 @@ class WorkerGroup:
         if member.state.ended_at is not None or not ray.wait([member.run], timeout=0)[0]:
             return
         try:
-            member.state.end(now, result=ray.get(member.run))
+            end: RankEnd = ray.get(member.run)
         except RayError as error:
             member.state.end(now, failure=_death(member.state.rank, error))
+            return
+        if end.result is None:
+            rank = member.state.rank
+            member.state.end(now, failure=describe(WorkerDied(rank, str(end.death)), rank=rank, step=None))
+        else:
+            member.state.end(now, result=pickle.loads(end.result))
 
     def _kill_here(self, member: _Member) -> None:
-        """Kill an actor of this very node by its process id: neither a stopped process nor Ray's queues delay that."""
+        """Kill a rank of this very node by its process ids: neither a stopped process nor Ray's queues delay that."""
         address = member.address
         if address is None or address.node_id != ray.get_runtime_context().get_node_id():
             return
-        try:
-            os.kill(address.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
+        for pid in (address.pid, address.actor_pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _preparation(spec: RunSpec, releases: Path) -> Preparation | None:
+    """Start installing the release that a run asks for; None where the nodes have it as their own."""
+    if spec.deepspeed is None or is_installed_already(spec.deepspeed.version):
+        return None
+    return Preparation(releases, spec.deepspeed.version)
 
 
 def _death(rank: int, error: RayError) -> RankFailure:

@@ -81,14 +81,14 @@ class LocalRay:
             assert time.monotonic() < deadline, (self._folder / "node.log").read_text()
             time.sleep(0.2)
 
-    def idle_workers(self) -> dict[int, bool]:
-        """Return the worker processes that wait for work, and whether each has loaded torch."""
-        idle = {}
+    def idle_workers(self) -> list[int]:
+        """Return the worker processes that wait for work."""
+        idle = []
         for process in self._family():
             # One that ends while it is looked at waits for nothing.
             with contextlib.suppress(psutil.NoSuchProcess):
                 if "ray::IDLE" in " ".join(process.cmdline()):
-                    idle[process.pid] = any("libtorch_cpu" in region.path for region in process.memory_maps())
+                    idle.append(process.pid)
         return idle
 
     def submit(self, entrypoint: str, submission_id: str, env_vars: Mapping[str, str] | None = None) -> None:

@@ -177,6 +177,7 @@ def test_a_killed_rank_is_named_and_the_other_does_not_hang(cluster: LocalRay) -
     assert outcome is not None
     assert outcome.failure is not None
     assert (outcome.failure.kind, outcome.failure.rank) == (FailureKind.WORKER_DIED, 1)
+    assert "killed by SIGKILL" in outcome.failure.message
     assert outcome.declared_steps == len(controller.records)
 
 
@@ -194,19 +195,49 @@ def test_a_stopped_rank_is_named_when_the_group_stalls(cluster: LocalRay) -> Non
     assert controller.heartbeats[-1].silent_ranks == [1]
 
 
-def test_ranks_take_workers_that_waited_warm_and_new_ones_take_their_place(cluster: LocalRay) -> None:
-    wait_until(lambda: sum(cluster.idle_workers().values()) >= 2, START_LIMIT_S, "warm workers")
-    waiting = cluster.idle_workers()
+def test_ranks_are_copies_of_the_nodes_fork_server_and_each_is_used_once(cluster: LocalRay) -> None:
+    parents, ranks = set(), []
+    for _ in range(2):
+        with attempt_of(cluster, CALM) as controller:
+            wait_for_steps(controller)
+            parents |= {psutil.Process(fact.pid).ppid() for fact in controller.facts["ranks"]}
+            ranks += [fact.pid for fact in controller.facts["ranks"]]
+            cluster.stop_job(controller.attempt_id)
+            cluster.wait_for_job(controller.attempt_id)
+
+    phases = controller.facts["phases"]
+    assert len(parents) == 1
+    assert "workers.fork_server" in psutil.Process(parents.pop()).cmdline()
+    assert len(set(ranks)) == 4
+    # Nothing is left to import: in a process that starts from nothing it is seconds.
+    assert phases[Phase.IMPORTED] - phases[Phase.WORKERS_STARTED] < 0.5
+
+
+def test_actors_take_workers_that_waited_and_new_ones_take_their_place(cluster: LocalRay) -> None:
+    wait_until(lambda: len(cluster.idle_workers()) >= 2, START_LIMIT_S, "idle workers")
 
     with attempt_of(cluster, {"steps": 3}) as controller:
         cluster.wait_for_job(controller.attempt_id)
 
-    ranks = {fact.pid for fact in controller.facts["ranks"]}
-    phases = controller.facts["phases"]
-    assert ranks <= set(waiting)
-    assert phases[Phase.IMPORTED] - phases[Phase.WORKERS_STARTED] < 1.0
-    wait_until(lambda: sum(cluster.idle_workers().values()) >= 2, START_LIMIT_S, "new warm workers")
-    assert not ranks & set(cluster.idle_workers())
+    wait_until(lambda: len(cluster.idle_workers()) >= 2, START_LIMIT_S, "new idle workers")
+
+
+def test_a_rank_dies_with_its_actor(cluster: LocalRay) -> None:
+    with attempt_of(cluster, ENDLESS) as controller:
+        wait_for_steps(controller)
+        actors = [
+            process for process in psutil.process_iter(["cmdline"])
+            if "ray::TrainWorker" in " ".join(process.info["cmdline"] or [])
+        ]  # fmt: skip
+        assert len(actors) == 2
+        actors[0].send_signal(signal.SIGKILL)
+        wait_until(lambda: ranks_are_gone(controller), 20, "the ranks' end")
+        assert cluster.wait_for_job(controller.attempt_id, timeout_s=20) == "FAILED"
+
+    outcome = controller.outcome
+    assert outcome is not None
+    assert outcome.failure is not None
+    assert outcome.failure.kind is FailureKind.WORKER_DIED
 
 
 def test_the_last_rows_of_ranks_that_died_on_another_node_are_not_lost(cluster_of_two_nodes: LocalRay) -> None:

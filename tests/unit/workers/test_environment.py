@@ -82,14 +82,23 @@ def test_the_compiler_is_not_imported_where_it_is_off_and_is_where_it_is_on(disa
     assert run_python(BUILDS_AN_OPTIMIZER, TORCHDYNAMO_DISABLE=disable, DS_ACCELERATOR="cpu") == is_loaded
 
 
-PRELOADS = "import sys, workers.preload; print('torch' in sys.modules, 'workers.train_loop' in sys.modules)"
+PRELOADS = """
+import os, sys
+os.environ["RAY_RAYLET_PID"] = str(os.getpid())
+from workers.fork_client import lock_path, server_socket
+from workers.spool import is_locked
+import time, workers.preload
+deadline = time.monotonic() + 5
+while not is_locked(lock_path(server_socket())) and time.monotonic() < deadline: time.sleep(0.05)
+print(is_locked(lock_path(server_socket())), 'torch' in sys.modules)
+"""
 
 
-def test_an_idle_worker_imports_all_that_a_rank_needs() -> None:
-    assert run_python(PRELOADS, DS_ACCELERATOR="cpu").split()[0] == "True"
+def test_an_idle_worker_starts_the_nodes_fork_server_and_imports_nothing_heavy() -> None:
+    assert run_python(PRELOADS, DS_ACCELERATOR="cpu") == "True False"
 
 
-def test_a_jobs_supervisor_imports_nothing_of_it() -> None:
+def test_a_jobs_supervisor_starts_none() -> None:
     assert run_python(PRELOADS, RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES="1") == "False False"
 
 

@@ -2,7 +2,9 @@
 
 import os
 import statistics
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,15 @@ from hypothesis import strategies as st
 
 from muonscope.contract.telemetry import StepRecord, decode_record, read_frames
 from workers.errors import SpoolFull
-from workers.spool import Destination, SpoolReader, SpoolWriter, is_writer_alive, segments
+from workers.spool import (
+    Destination,
+    Shipped,
+    SpoolReader,
+    SpoolWriter,
+    is_writer_alive,
+    remove_spool,
+    segments,
+)
 
 DESTINATION = Destination("http://127.0.0.1:1", "run-x-a1", "secret", 1)
 
@@ -137,3 +147,23 @@ def test_an_append_of_ten_scalars_and_two_hundred_norms_takes_sixty_microseconds
     median_us = statistics.median(times) * 1e6
     print(f"median append: {median_us:.1f} us")
     assert median_us <= 60
+
+
+def test_a_removed_spool_is_gone_although_a_shipper_writes_beside(tmp_path: Path) -> None:
+    directory = tmp_path / "run-1-a1"
+    for number in range(50):
+        directory.mkdir()
+        done = threading.Event()
+
+        def keep_writing(done: threading.Event = done, number: int = number) -> None:
+            with suppress(FileNotFoundError):
+                while not done.is_set():
+                    Shipped(number, 0).write(directory)
+
+        shipper = threading.Thread(target=keep_writing)
+        shipper.start()
+        remove_spool(directory)
+        done.set()
+        shipper.join()
+        assert not directory.exists()
+    assert not list(tmp_path.iterdir())

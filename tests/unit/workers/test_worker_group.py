@@ -8,7 +8,7 @@ from muonscope.contract.attempts import Failure
 from muonscope.contract.status import FailureKind, Phase
 from workers.attempt import group_facts, group_phases
 from workers.failure import RankFailure
-from workers.train_worker import RankResult, WorkerPoll
+from workers.rank import RankResult, WorkerPoll
 from workers.worker_group import LAST_WORDS_S, SETUP_LIMIT_S, SILENT_AFTER_S, Failed, Finished, GoOn, RankState, decide
 
 LIMIT_S = 30.0

@@ -1,0 +1,186 @@
+"""The fork server and its client, as real processes and without Ray."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from muonscope.contract.run_spec import RunSpec
+from workers import fork_client
+from workers.environment import prepare_environment
+from workers.fork_client import RAYLET_VARIABLE, RankProcess, Surroundings, fork_rank, process_birth, server_socket
+from workers.rank import Assignment
+from workers.spool import Destination
+
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+
+@pytest.fixture(scope="module")
+def raylet() -> Iterator[subprocess.Popen[bytes]]:
+    """What the server takes for its Ray node, so that it ends with these tests."""
+    with pytest.MonkeyPatch.context() as patch, subprocess.Popen(SLEEPER) as process:
+        patch.setenv("DS_ACCELERATOR", "cpu")
+        patch.setenv(RAYLET_VARIABLE, str(process.pid))
+        prepare_environment()
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def rank(raylet: subprocess.Popen[bytes]) -> Iterator[RankProcess]:
+    process = fork_rank()
+    yield process
+    process.close()
+
+
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come about within {timeout_s} s"
+        time.sleep(0.02)
+
+
+def is_gone(pid: int) -> bool:
+    return process_birth(pid) == ""
+
+
+def start(process: RankProcess, tmp_path: Path) -> None:
+    """Have the process be rank 1 of 2, which then waits for the meeting."""
+    spec = RunSpec.model_validate({"task": {"name": "simple_model"}, "world_size": 2, "steps": 1})
+    destination = Destination("http://127.0.0.1:9", "run-x-a1", "token", 1)
+    process.running.send(Surroundings.here("127.0.0.1", []))
+    process.running.send_bytes(pickle.dumps(Assignment(spec, 1, destination, 0, tmp_path)))
+    assert process.running.recv() == 0
+
+
+def test_a_rank_is_a_copy_of_the_server_with_all_imports_done(rank: RankProcess) -> None:
+    server = psutil.Process(psutil.Process(rank.pid).ppid())
+
+    assert str(server_socket()) in server.cmdline()
+    assert any("libtorch_cpu" in region.path for region in psutil.Process(rank.pid).memory_maps())
+
+
+def test_a_rank_answers_polls_while_it_waits_for_the_others(rank: RankProcess, tmp_path: Path) -> None:
+    start(rank, tmp_path)
+    rank.polling.send_bytes(b"poll")
+
+    assert pickle.loads(rank.polling.recv_bytes()).steps_done == 0
+
+
+def test_one_server_serves_all_who_would_import_the_same(rank: RankProcess) -> None:
+    other = fork_rank()
+    try:
+        assert other.pid != rank.pid
+        assert psutil.Process(other.pid).ppid() == psutil.Process(rank.pid).ppid()
+    finally:
+        other.close()
+
+
+def test_a_rank_dies_when_its_client_hangs_up_even_if_it_does_not_run(raylet: object) -> None:
+    process = fork_rank()
+    os.kill(process.pid, signal.SIGSTOP)
+
+    process._server.close()
+
+    wait_for(lambda: is_gone(process.pid), "the rank's end")
+    process.close()
+
+
+def test_a_rank_whose_actor_is_gone_ends_by_itself(rank: RankProcess, tmp_path: Path) -> None:
+    start(rank, tmp_path)
+    rank.polling.close()
+
+    wait_for(lambda: is_gone(rank.pid), "the rank's end")
+
+
+def test_the_client_hears_how_a_rank_ended(rank: RankProcess) -> None:
+    os.kill(rank.pid, signal.SIGKILL)
+
+    assert rank.wait(10) == "its process was killed by SIGKILL"
+
+
+def test_a_rank_that_lives_has_no_end_to_tell(rank: RankProcess) -> None:
+    assert "unknown" in rank.wait(0.05)
+
+
+@pytest.mark.parametrize("change", ["PYTORCH_ANYTHING", "OMP_NUM_THREADS", RAYLET_VARIABLE])
+def test_what_changes_the_imports_asks_for_another_server(
+    change: str, raylet: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = server_socket()
+
+    monkeypatch.setenv(change, str(os.getpid()))
+
+    assert server_socket() != before
+
+
+@pytest.mark.parametrize("change", ["RANK", "CUDA_VISIBLE_DEVICES", "NCCL_HOSTID"])
+def test_what_is_a_ranks_own_does_not(change: str, raylet: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = server_socket()
+
+    monkeypatch.setenv(change, "1")
+
+    assert server_socket() == before
+
+
+def test_a_changed_source_file_asks_for_another_server(raylet: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = server_socket()
+
+    monkeypatch.setattr(fork_client, "newest_change", lambda: 0)
+
+    assert server_socket() != before
+
+
+def test_another_users_folder_is_refused(tmp_path: Path, raylet: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    user = os.getuid()
+    monkeypatch.setattr("os.getuid", lambda: user + 1)
+
+    with pytest.raises(PermissionError, match="belongs to another user: remove it"):
+        server_socket()
+
+
+def test_a_server_that_cannot_start_is_reported_with_its_last_words(
+    raylet: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fork_client, "START_LIMIT_S", 0.3)
+    monkeypatch.setattr(fork_client, "_import_folders", lambda: [str(tmp_path)])
+    (tmp_path / "torch.py").write_text("raise ImportError('torch is broken here')")
+    (tmp_path / "workers").symlink_to(Path(fork_client.__file__).parent)
+    monkeypatch.setenv("PYTHONUNBUFFERED", "yes")
+
+    with pytest.raises(RuntimeError, match="no fork server within"):
+        fork_rank()
+
+    log = server_socket().with_suffix(".log")
+    wait_for(lambda: "torch is broken here" in log.read_text(), "the reason")
+
+
+def test_ranks_die_with_a_killed_server_and_the_next_server_ends_with_its_ray_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with subprocess.Popen(SLEEPER) as node:
+        monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+        monkeypatch.setenv(RAYLET_VARIABLE, str(node.pid))
+        first = fork_rank()
+        killed = psutil.Process(first.pid).ppid()
+        os.kill(killed, signal.SIGKILL)
+
+        wait_for(lambda: is_gone(first.pid), "the rank's end")
+        assert first.wait(1) == "its process is gone, and so is the fork server that knew why"
+        second = fork_rank()
+        server, path = psutil.Process(second.pid).ppid(), server_socket()
+        assert server != killed
+        node.kill()
+
+    wait_for(lambda: is_gone(second.pid) and is_gone(server), "their end")
+    assert not path.exists()
+    first.close()
+    second.close()
