@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,35 @@ class StepColumns:
         return np.where(self.measured[name], kinds_of(self.values[name]), FINITE)
 
 
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Which of these steps overflowed, were discarded, and where values were not finite (kinds by scalar)."""
+
+    step: Integers
+    overflow: Flags
+    discarded: Flags
+    kinds: dict[str, Integers]
+
+    @classmethod
+    def of(cls, columns: StepColumns) -> Self:
+        return cls(
+            columns.step, columns.overflow, columns.discarded, {name: columns.kinds(name) for name in columns.values}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A long record summed up for a chart: the extremes of buckets of steps, and exactly where it was not plain."""
+
+    first: Integers
+    last: Integers
+    """First and last step of each bucket."""
+    values: dict[str, Floats]
+    """(buckets, 2): smallest and largest finite value in the order they occur, NaN where there is none."""
+    marks: Marks
+    """Of all steps that are not plain, in order, and of some that are."""
+
+
 def kinds_of(values: NDArray[np.floating]) -> Integers:
     """Classify each number: FINITE, NAN, PLUS_INFINITY or MINUS_INFINITY."""
     kinds = np.zeros(values.shape, np.int64)
@@ -59,6 +88,34 @@ def restore(stored: Floats, kinds: Integers) -> tuple[Floats, Flags]:
     """
     nonfinite = kinds != FINITE
     return np.where(nonfinite, _KIND_VALUES[kinds], stored), nonfinite | ~np.isnan(stored)
+
+
+def extremes(values: Floats, starts: Integers) -> Floats:
+    """Return each bucket's smallest and largest finite value, in the order they occur.
+
+    Applied to its own result it widens the buckets without loss.
+
+    Args:
+        values: (series, points).
+        starts: the first point of each bucket, ascending from 0.
+    Returns:
+        (series, buckets, 2); NaN where a bucket has no finite value.
+    """
+    finite = np.isfinite(values)
+    low, high = np.where(finite, values, np.inf), np.where(finite, values, -np.inf)
+    smallest, largest = (
+        np.minimum.reduceat(low, starts, axis=1),
+        np.maximum.reduceat(high, starts, axis=1),
+    )
+    places = np.arange(values.shape[1])
+    bucket = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(places))))
+    far = len(places)
+    first_low = np.minimum.reduceat(np.where(low == smallest[:, bucket], places, far), starts, axis=1)
+    first_high = np.minimum.reduceat(np.where(high == largest[:, bucket], places, far), starts, axis=1)
+    falls = first_high < first_low
+    pairs = np.stack((np.where(falls, largest, smallest), np.where(falls, smallest, largest)), axis=2)
+    pairs[smallest > largest] = np.nan
+    return pairs
 
 
 def mask_kinds(masks: Integers, place: int) -> Integers:

@@ -73,7 +73,7 @@ def end_attempt(database: Database, submission_id: str, status: AttemptStatus = 
 def insert(database: Database, submission_id: str, records: Sequence[StepRecord], *, rank: int = 0) -> Stored:
     with database.write(durable=False) as session:
         attempt = AttemptRepository(session).get(submission_id)
-        return StepRepository(session).insert(attempt, StepBatch(attempt.epoch, rank, list(records)))
+        return StepRepository(session).insert(attempt, StepBatch.of(records, epoch=attempt.epoch, rank=rank))
 
 
 def started(database: Database, **changes: Any) -> tuple[str, str]:

@@ -15,6 +15,7 @@ import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 SCHEMA_VERSION: Final = 1
@@ -39,7 +40,10 @@ COUNTS: Final = ("largest_parameter", "nonfinite_parameters", "ns_calls", "token
 _RECORD: Final = struct.Struct(f"<QBI{len(SCALARS)}d{len(COUNTS)}q")
 _FRAME: Final = struct.Struct("<II")
 _COUNT: Final = struct.Struct("<I")
-_OVERFLOW, _DISCARDED = 1, 2
+OVERFLOW, DISCARDED = 1, 2
+# The batch's columns, as array's type codes and their sizes: step, flags, present, the values, the number of norms.
+_CODES: Final = ("Q", "B", "I", *"d" * len(SCALARS), *"q" * len(COUNTS), "I")
+_WIDTHS: Final = tuple(array(code).itemsize for code in _CODES)
 
 
 class TelemetryError(ValueError):
@@ -83,7 +87,7 @@ def encode_record(record: StepRecord) -> bytes:
         value = getattr(record, name)
         present |= (value is not None) << index
         counts.append(0 if value is None else value)
-    flags = record.overflow * _OVERFLOW | record.discarded * _DISCARDED
+    flags = record.overflow * OVERFLOW | record.discarded * DISCARDED
     head = _RECORD.pack(record.step, flags, present, *scalars, *counts)
     return head + _COUNT.pack(len(record.parameter_norms) // 4) + record.parameter_norms
 
@@ -99,7 +103,7 @@ def decode_record(payload: bytes) -> StepRecord:
         raise TelemetryError(f"step {step} announces {num_norms} norms and carries {len(norms)} bytes")
     measured = [value if present >> index & 1 else None for index, value in enumerate(values)]
     named = dict(zip(SCALARS + COUNTS, measured, strict=True))
-    return StepRecord(step, bool(flags & _OVERFLOW), bool(flags & _DISCARDED), parameter_norms=norms, **named)
+    return StepRecord(step, bool(flags & OVERFLOW), bool(flags & DISCARDED), parameter_norms=norms, **named)
 
 
 def frame(payload: bytes) -> bytes:
@@ -139,15 +143,11 @@ def encode_batch(payloads: Sequence[bytes], *, epoch: int, rank: int = 0) -> byt
         epoch: the lease epoch of the attempt that ships them.
         rank: the rank that recorded them.
     """
-    heads = [_RECORD.unpack_from(payload) for payload in payloads]
+    heads = list(zip(*map(_RECORD.unpack_from, payloads), strict=True)) or [()] * (len(_CODES) - 1)
     norms = [payload[_RECORD.size + _COUNT.size :] for payload in payloads]
-    columns = [array("Q", (head[0] for head in heads)).tobytes(), bytes(head[1] for head in heads)]
-    columns.append(array("I", (head[2] for head in heads)).tobytes())
-    for index in range(len(SCALARS)):
-        columns.append(array("d", (head[3 + index] for head in heads)).tobytes())
-    for index in range(len(COUNTS)):
-        columns.append(array("q", (head[3 + len(SCALARS) + index] for head in heads)).tobytes())
-    columns.append(array("I", (len(norm) // 4 for norm in norms)).tobytes())
+    # A row of heads is one field of all records: each becomes one column.
+    columns = [array(code, column).tobytes() for code, column in zip(_CODES[:-1], heads, strict=True)]
+    columns.append(array(_CODES[-1], [len(norm) // 4 for norm in norms]).tobytes())
     columns.extend(norms)
     header = {"schema_version": SCHEMA_VERSION, "epoch": epoch, "rank": rank, "count": len(payloads)}
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -156,11 +156,62 @@ def encode_batch(payloads: Sequence[bytes], *, epoch: int, rank: int = 0) -> byt
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """A decoded batch: what one POST of steps carried."""
+    """A decoded batch: what one POST of steps carried, column by column."""
 
     epoch: int
     rank: int
-    records: list[StepRecord]
+    steps: "array[int]"
+    flags: "array[int]"
+    present: "array[int]"
+    """Bit i of a record's says that its value i, in wire order, was measured."""
+    values: "tuple[array[Any], ...]"
+    """The scalars and then the counts, in wire order; 0 where one was not measured."""
+    num_norms: "array[int]"
+    norms: bytes
+    """The norms of all records, one after another."""
+
+    @staticmethod
+    def of(records: Sequence[StepRecord], *, epoch: int, rank: int = 0) -> "StepBatch":
+        """Make the batch that carries these records."""
+        return decode_batch(encode_batch([encode_record(record) for record in records], epoch=epoch, rank=rank))
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    @property
+    def records(self) -> list[StepRecord]:
+        return list(self._iterate())
+
+    def norms_of(self) -> list[bytes]:
+        """Return each record's packed norms; empty where they were not measured."""
+        data, ends = self.norms, list(accumulate(self.num_norms, initial=0))
+        return [data[4 * start : 4 * end] for start, end in pairwise(ends)]
+
+    def take(self, places: Sequence[int]) -> "StepBatch":
+        """Return the records at these places, in this order."""
+        norms = self.norms_of()
+        return StepBatch(
+            self.epoch,
+            self.rank,
+            _picked(self.steps, places),
+            _picked(self.flags, places),
+            _picked(self.present, places),
+            tuple(_picked(column, places) for column in self.values),
+            _picked(self.num_norms, places),
+            b"".join([norms[place] for place in places]),
+        )
+
+    def _iterate(self) -> Iterator[StepRecord]:
+        columns = zip(self.steps, self.flags, self.present, self.norms_of(), *self.values, strict=True)
+        for step, flags, present, norms, *values in columns:
+            measured = [value if present >> index & 1 else None for index, value in enumerate(values)]
+            # Positional, in the order of the dataclass.
+            row: list[Any] = [step, bool(flags & OVERFLOW), bool(flags & DISCARDED), *measured, norms]
+            yield StepRecord(*row)
+
+
+def _picked(column: "array[Any]", places: Sequence[int]) -> "array[Any]":
+    return array(column.typecode, [column[place] for place in places])
 
 
 def decode_batch(body: bytes) -> StepBatch:
@@ -171,7 +222,6 @@ def decode_batch(body: bytes) -> StepBatch:
             do not add up.
     """
     header, start = _decode_header(body)
-    count = header["count"]
     inflater = zlib.decompressobj()
     try:
         data = inflater.decompress(body[start:], MAX_BATCH_BYTES)
@@ -179,7 +229,7 @@ def decode_batch(body: bytes) -> StepBatch:
         raise TelemetryError(f"the batch's columns do not decompress: {error}") from error
     if inflater.unconsumed_tail or not inflater.eof:
         raise TelemetryError(f"the batch is cut off or inflates beyond {MAX_BATCH_BYTES} bytes")
-    return StepBatch(header["epoch"], header["rank"], list(_records(data, count)))
+    return _split_columns(header, data)
 
 
 def _decode_header(body: bytes) -> tuple[dict[str, int], int]:
@@ -199,25 +249,20 @@ def _decode_header(body: bytes) -> tuple[dict[str, int], int]:
     return numbers, 8 + length
 
 
-def _records(data: bytes, count: int) -> Iterator[StepRecord]:
-    widths = [8, 1, 4, *[8] * (len(SCALARS) + len(COUNTS)), 4]
-    if len(data) < count * sum(widths):
-        raise TelemetryError(f"{count} records need {count * sum(widths)} bytes of columns, the batch has {len(data)}")
-    codes = ["Q", "B", "I", *["d"] * len(SCALARS), *["q"] * len(COUNTS), "I"]
+def _split_columns(header: dict[str, int], data: bytes) -> StepBatch:
+    count, width = header["count"], sum(_WIDTHS)
+    if len(data) < count * width:
+        raise TelemetryError(f"{count} records need {count * width} bytes of columns, the batch has {len(data)}")
     columns: list[array[Any]] = []
     offset = 0
-    for code, width in zip(codes, widths, strict=True):
-        columns.append(array(code, data[offset : offset + width * count]))
-        offset += width * count
-    if offset + 4 * sum(columns[-1]) != len(data):
+    for code, size in zip(_CODES, _WIDTHS, strict=True):
+        columns.append(array(code, data[offset : offset + size * count]))
+        offset += size * count
+    steps, flags, present, *values, num_norms = columns
+    norms = data[offset:]
+    if 4 * sum(num_norms) != len(norms):
         raise TelemetryError("the batch's norm columns do not add up to its size")
-    for step, flags, present, *values, num_norms in zip(*columns, strict=True):
-        measured = [value if present >> index & 1 else None for index, value in enumerate(values)]
-        norms = data[offset : offset + 4 * num_norms]
-        offset += 4 * num_norms
-        # Positional, in the order of the dataclass: this loop bounds how fast steps can be ingested.
-        row: list[Any] = [step, bool(flags & _OVERFLOW), bool(flags & _DISCARDED), *measured, norms]
-        yield StepRecord(*row)
+    return StepBatch(header["epoch"], header["rank"], steps, flags, present, tuple(values), num_norms, norms)
 
 
 def encode_number(value: float | None) -> float | str | None:

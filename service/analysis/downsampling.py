@@ -4,13 +4,16 @@ from typing import Final
 
 import numpy as np
 
-from service.columns import Flags, Floats, Integers, StepColumns
+from service.columns import Flags, Floats, Integers, Outline, StepColumns, extremes
 
 EXACT_UP_TO: Final = 20_000
 """Steps up to which a series is never thinned."""
 
+Thinned = tuple[Integers, dict[str, tuple[Floats, Flags]]]
+"""The steps, two a bucket, and for each series (values, whether there is one)."""
 
-def thin(columns: StepColumns, max_points: int) -> tuple[Integers, dict[str, tuple[Floats, Flags]]]:
+
+def thin(columns: StepColumns, max_points: int) -> Thinned:
     """Reduce columns to at most `max_points` points.
 
     Every series keeps two values a bucket: its smallest and largest finite one, in the order they occur. Both series
@@ -21,27 +24,26 @@ def thin(columns: StepColumns, max_points: int) -> tuple[Integers, dict[str, tup
         columns: at least as many steps as points.
         max_points: 2 or more.
     Returns:
-        The steps (first and last of each bucket), and for each series (values, whether there is one).
+        The first and last step of each bucket, and the series.
     """
-    count = len(columns)
-    num_buckets = min(max_points // 2, count)
-    bounds = np.linspace(0, count, num_buckets + 1).astype(np.int64)
-    starts, stops = bounds[:-1], bounds[1:]
-    steps = np.stack((columns.step[starts], columns.step[stops - 1]), axis=1).reshape(-1)
-    return steps, {name: _extremes(values, starts) for name, values in columns.values.items()}
+    starts, stops = _buckets(len(columns), max_points)
+    return _shown(columns.step[starts], columns.step[stops - 1], columns.values, starts)
 
 
-def _extremes(values: Floats, starts: Integers) -> tuple[Floats, Flags]:
-    finite = np.isfinite(values)
-    low = np.where(finite, values, np.inf)
-    high = np.where(finite, values, -np.inf)
-    smallest, largest = np.minimum.reduceat(low, starts), np.maximum.reduceat(high, starts)
-    bucket = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(values))))
-    places = np.arange(len(values))
-    far = len(values)
-    first_low = np.minimum.reduceat(np.where(low == smallest[bucket], places, far), starts)
-    first_high = np.minimum.reduceat(np.where(high == largest[bucket], places, far), starts)
-    falls = first_high < first_low
-    pairs = np.stack((np.where(falls, largest, smallest), np.where(falls, smallest, largest)), axis=1).reshape(-1)
-    present = np.repeat(np.logical_or.reduceat(finite, starts), 2)
-    return np.where(present, pairs, np.nan), present
+def thin_outline(outline: Outline, max_points: int) -> Thinned:
+    """Do the same with a record that is summed up already: its buckets become fewer, or stay as they are."""
+    starts, stops = _buckets(len(outline.first), max_points)
+    points = {name: pairs.reshape(-1) for name, pairs in outline.values.items()}
+    return _shown(outline.first[starts], outline.last[stops - 1], points, 2 * starts)
+
+
+def _buckets(count: int, max_points: int) -> tuple[Integers, Integers]:
+    bounds = np.linspace(0, count, min(max_points // 2, count) + 1).astype(np.int64)
+    return bounds[:-1], bounds[1:]
+
+
+def _shown(first: Integers, last: Integers, values: dict[str, Floats], starts: Integers) -> Thinned:
+    steps = np.stack((first, last), axis=1).reshape(-1)
+    names = list(values)
+    pairs = extremes(np.stack([values[name] for name in names]), starts).reshape(len(names), -1)
+    return steps, {name: (row, np.isfinite(row)) for name, row in zip(names, pairs, strict=True)}

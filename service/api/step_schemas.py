@@ -1,5 +1,6 @@
 """How steps, series and parameters look as JSON; numbers that are not finite are strings, null is not measured."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -7,9 +8,19 @@ from pydantic import Field, WithJsonSchema
 
 from muonscope.contract.status import ParameterRoute
 from muonscope.contract.telemetry import COUNTS, STEP_FIELDS, StepRecord, encode_number
-from service.analysis.downsampling import EXACT_UP_TO, thin
+from service.analysis.downsampling import thin, thin_outline
 from service.api.schemas import Out
-from service.columns import KIND_NAMES, Flags, Floats, StepColumns, kind_lengths, run_lengths
+from service.columns import (
+    KIND_NAMES,
+    Flags,
+    Floats,
+    Integers,
+    Marks,
+    Outline,
+    StepColumns,
+    kind_lengths,
+    run_lengths,
+)
 from service.store.models import Parameter
 from service.store.steps import CurrentStep
 
@@ -132,29 +143,41 @@ def parameter_step_json(step: int, norms: bytes, index: int) -> dict[str, Any]:
     return {"step": step, "momentum_norm": encode_number(value)}
 
 
-def series_json(columns: StepColumns, max_points: int) -> dict[str, Any]:
-    """Return columns for a chart: every step where there are few, else the extremes of each bucket."""
-    exact = len(columns) <= max(EXACT_UP_TO, max_points)
-    if exact:
-        steps = columns.step
-        series = {name: (columns.values[name], columns.measured[name]) for name in columns.values}
+def series_json(columns: StepColumns) -> dict[str, Any]:
+    """Return columns for a chart, every step of them."""
+    series = {name: (columns.values[name], columns.measured[name]) for name in columns.values}
+    return {**_series(columns.step, series), **_runs(Marks.of(columns), list(columns.values)), "exact": True}
+
+
+def thinned_json(outline: Outline | StepColumns, max_points: int) -> dict[str, Any]:
+    """Return columns for a chart, of each bucket of steps the extremes."""
+    if isinstance(outline, Outline):
+        thinned, marks = thin_outline(outline, max_points), outline.marks
     else:
-        steps, series = thin(columns, max_points)
+        thinned, marks = thin(outline, max_points), Marks.of(outline)
+    return {**_series(*thinned), **_runs(marks, list(outline.values)), "exact": False}
+
+
+def _series(steps: Integers, series: dict[str, tuple[Floats, Flags]]) -> dict[str, Any]:
     return {
         "series": {
             "step": steps.tolist(),
             **{name: _numbers(name, values, present) for name, (values, present) in series.items()},
-        },
-        "overflow_runs": run_lengths(columns.overflow, columns.step),
-        "discarded_runs": run_lengths(columns.discarded, columns.step),
+        }
+    }
+
+
+def _runs(marks: Marks, names: Sequence[str]) -> dict[str, Any]:
+    return {
+        "overflow_runs": run_lengths(marks.overflow, marks.step),
+        "discarded_runs": run_lengths(marks.discarded, marks.step),
         "nonfinite_runs": {
             name: [
                 {"first": first, "last": last, "value": KIND_NAMES[kind]}
-                for first, last, kind in kind_lengths(columns.kinds(name), columns.step)
+                for first, last, kind in (kind_lengths(marks.kinds[name], marks.step) if name in marks.kinds else ())
             ]
-            for name in columns.values
+            for name in names
         },
-        "exact": exact,
     }
 
 

@@ -1,12 +1,13 @@
 """A run's record, as pages of rows, as columns for a chart, as CSV; its parameters and their momentum norms."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Path, Query, Response
 from fastapi.responses import StreamingResponse
 
+from service.analysis.downsampling import EXACT_UP_TO
 from service.api.dependencies import DatabaseDependency
 from service.api.schemas import PROBLEMS
 from service.api.step_schemas import (
@@ -20,11 +21,14 @@ from service.api.step_schemas import (
     parameter_step_json,
     series_json,
     step_json,
+    thinned_json,
 )
 from service.errors import InvalidInput
+from service.store.models import Run
+from service.store.outlines import OutlineRepository
 from service.store.parameters import ParameterRepository
 from service.store.runs import RunRepository
-from service.store.session import Database
+from service.store.session import Database, Session
 from service.store.steps import MAX_PAGE, StepRepository
 
 router = APIRouter(prefix="/runs", tags=["steps"], responses=PROBLEMS)
@@ -56,7 +60,7 @@ def get_steps(
         Query(
             ge=2, le=MAX_POINTS,
             description="Answer with columns for a chart: exact up to 20,000 steps, beyond them at most this many "
-            "points, the extremes of each bucket.",
+            "points, the extremes of each bucket of 24 steps or more.",
         ),
     ] = None,
     fields: Annotated[str | None, Query(max_length=1000, description="Columns wanted, with commas between.")] = None,
@@ -71,9 +75,7 @@ def get_steps(
         run = RunRepository(session).get(run_id)
         steps = StepRepository(session)
         if max_points is not None or fields is not None:
-            names = _names(fields)
-            columns = steps.columns(run, names, start=start, stop=stop)
-            return _json(series_json(columns, max_points if max_points is not None else MAX_POINTS))
+            return _json(_chart(session, run, _names(fields), start, stop, max_points or MAX_POINTS))
         page = steps.page(run, start=start, stop=stop, limit=limit)
     return _json({"steps": [step_json(current) for current in page.steps], "next_start": page.next_start})
 
@@ -105,6 +107,18 @@ def get_parameter_steps(
         rows = StepRepository(session).parameter_norms(run, start=start, stop=stop, limit=limit + 1)
     found = [parameter_step_json(step, norms, parameter.index) for step, norms in rows[:limit]]
     return _json({"steps": found, "next_start": rows[limit][0] if len(rows) > limit else None})
+
+
+def _chart(
+    session: Session, run: Run, names: Sequence[str], start: int, stop: int | None, max_points: int
+) -> dict[str, Any]:
+    """Return every step where there are few, else extremes: read from blocks, from rows where blocks cannot say it."""
+    few = max(EXACT_UP_TO, max_points)
+    outline = OutlineRepository(session).read(run, names, start=start, stop=stop, longer_than=few)
+    if outline is not None:
+        return thinned_json(outline, max_points)
+    columns = StepRepository(session).columns(run, names, start=start, stop=stop)
+    return series_json(columns) if len(columns) <= few else thinned_json(columns, max_points)
 
 
 def _names(fields: str | None) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
 from muonscope.contract.telemetry import SCALARS, StepRecord
-from service.columns import Integers, kinds_of, norms_matrix
+from service.columns import Integers, StepColumns, kinds_of, norms_matrix
 from service.store.models import Attempt, NonfiniteEvent, Run
 
 PARAMETER_SCALAR = "momentum_norm"
@@ -36,34 +36,46 @@ class AttemptTransition:
     transition: Transition
 
 
-def transitions(records: Sequence[StepRecord], before: StepRecord | None) -> list[Transition]:
-    """Compare each record with the one before it, the first with `before`; what is absent counts as finite."""
-    chain = [before or StepRecord(-1, False, False), *records]
-    return [*_scalar_transitions(chain), *_parameter_transitions(chain)]
+def transitions(columns: StepColumns, norms: Sequence[bytes], before: StepRecord | None) -> list[Transition]:
+    """Compare each step with the one before it, the first with `before`; what is absent counts as finite.
+
+    Args:
+        columns: one step or more, with all scalars.
+        norms: each step's packed momentum norms.
+        before: the stored step that precedes them.
+    """
+    before = before or StepRecord(-1, False, False)
+    steps: list[int] = columns.step.tolist()
+    return [
+        *_scalar_transitions(columns, steps, before),
+        *_parameter_transitions([before.parameter_norms, *norms], steps),
+    ]
 
 
-def _scalar_transitions(chain: Sequence[StepRecord]) -> Iterator[Transition]:
+def _scalar_transitions(columns: StepColumns, steps: Sequence[int], before: StepRecord) -> Iterator[Transition]:
     for scalar in SCALARS:
-        column = [getattr(record, scalar) for record in chain]
-        numbers = np.array([0.0 if value is None else value for value in column], np.float64)
-        if not np.isfinite(numbers).all():
-            for row, _, kind in _changes(kinds_of(numbers)[:, None]):
-                yield Transition(scalar, WHOLE_MODEL, chain[row].step, kind)
+        earlier = getattr(before, scalar)
+        kind_before = kinds_of(np.array([0.0 if earlier is None else earlier]))
+        kinds = np.concatenate((kind_before, columns.kinds(scalar)))
+        if kinds.any():
+            for row, _, kind in _changes(kinds[:, None]):
+                yield Transition(scalar, WHOLE_MODEL, steps[row], kind)
 
 
-def _parameter_transitions(chain: Sequence[StepRecord]) -> Iterator[Transition]:
-    widest = max(len(record.parameter_norms) for record in chain)
+def _parameter_transitions(chain: Sequence[bytes], steps: Sequence[int]) -> Iterator[Transition]:
+    widest = max(map(len, chain))
     # Rows of another length (not measured on that step) are widened by zeros, which are finite.
-    matrix = norms_matrix([record.parameter_norms.ljust(widest, b"\0") for record in chain])
+    matrix = norms_matrix([norms.ljust(widest, b"\0") for norms in chain])
     if matrix is not None and not np.isfinite(matrix).all():
         for row, parameter, kind in _changes(kinds_of(matrix)):
-            yield Transition(PARAMETER_SCALAR, parameter, chain[row].step, kind)
+            yield Transition(PARAMETER_SCALAR, parameter, steps[row], kind)
 
 
 def _changes(kinds: Integers) -> Iterator[tuple[int, int, int]]:
+    """Yield (row without the first one, series, new kind) of each change from one row to the next."""
     rows, series = np.nonzero(kinds[1:] != kinds[:-1])
-    for row, place in zip((rows + 1).tolist(), series.tolist(), strict=True):
-        yield row, place, int(kinds[row, place])
+    for row, place in zip(rows.tolist(), series.tolist(), strict=True):
+        yield row, place, int(kinds[row + 1, place])
 
 
 class NonfiniteRepository:

@@ -1,16 +1,16 @@
-"""Between step records and rows of the `step` table, in bulk: one place knows the order and the mask.
+"""Between telemetry batches, step records and rows of the `step` table, in bulk: one place knows order and mask.
 
 A non-finite scalar becomes NULL with two bits in the row's mask; on the way back the bits decide.
 """
 
 from collections.abc import Iterable, Sequence
-from operator import attrgetter
+from itertools import repeat
 from typing import Any, Final
 
 import numpy as np
 
-from muonscope.contract.telemetry import COUNTS, SCALARS, StepRecord
-from service.columns import FINITE, StepColumns, kinds_of, mask_kinds, restore
+from muonscope.contract.telemetry import COUNTS, DISCARDED, OVERFLOW, SCALARS, StepBatch, StepRecord
+from service.columns import FINITE, Flags, StepColumns, mask_kinds, restore
 
 COLUMNS: Final = (
     "attempt_id", "step", "rank", "overflow", "discarded", "nonfinite_mask", *SCALARS, *COUNTS, "momentum_norms",
@@ -19,30 +19,64 @@ KEY_WIDTH: Final = 3
 
 Row = Sequence[Any]
 
-_scalars_of = attrgetter(*SCALARS)
-_counts_of = attrgetter(*COUNTS)
+SERIES_FIELDS: Final = (*SCALARS, *COUNTS)
 _VALUES: Final = {0: None, 1: float("nan"), 2: float("inf"), 3: float("-inf")}
-_SHIFTS: Final = 2 * np.arange(len(SCALARS))
+_SHIFTS: Final = 2 * np.arange(len(SCALARS))[:, None]
 
 
-def to_rows(attempt_id: int, rank: int, records: Sequence[StepRecord]) -> list[Row]:
-    """Return the rows to store, in COLUMNS order."""
-    scalars: list[tuple[float | None, ...]] = [_scalars_of(record) for record in records]
-    masks = [0] * len(records)
-    matrix = np.array(scalars, dtype=np.float64).reshape(len(records), len(SCALARS))
-    if not np.isfinite(matrix).all():
-        # NaN here is either NaN or not measured: only the objects tell.
-        objects = np.array(scalars, dtype=object).reshape(matrix.shape)
-        kinds = np.where(objects == None, FINITE, kinds_of(matrix))  # noqa: E711 (element by element)
-        if kinds.any():
-            objects[kinds != FINITE] = None
-            scalars = [tuple(row) for row in objects.tolist()]
-            masks = (kinds << _SHIFTS).sum(axis=1).tolist()
-    return [
-        (attempt_id, record.step, rank, record.overflow, record.discarded, mask, *values, *_counts_of(record),
-         record.parameter_norms or None)
-        for record, mask, values in zip(records, masks, scalars, strict=True)
-    ]  # fmt: skip
+def batch_columns(batch: StepBatch, attempt: int = 0) -> StepColumns:
+    """Return a batch as arrays.
+
+    Args:
+        batch: steps below 2**63.
+        attempt: the number of the attempt that recorded it.
+    """
+    present = np.frombuffer(batch.present, np.uint32)
+    flags = np.frombuffer(batch.flags, np.uint8)
+    values, measured = {}, {}
+    for place, (name, column) in enumerate(zip(SERIES_FIELDS, batch.values, strict=True)):
+        there = (present >> np.uint32(place) & 1).astype(np.bool_)
+        numbers = np.frombuffer(column, np.float64 if name in SCALARS else np.int64)
+        values[name], measured[name] = np.where(there, numbers, np.nan), there
+    return StepColumns(
+        step=np.frombuffer(batch.steps, np.int64),
+        attempt=np.full(len(batch), attempt),
+        overflow=flags & OVERFLOW != 0,
+        discarded=flags & DISCARDED != 0,
+        values=values,
+        measured=measured,
+    )
+
+
+def to_rows(attempt_id: int, batch: StepBatch, columns: StepColumns) -> list[Row]:
+    """Return the rows to store, in COLUMNS order; `columns` are the batch's.
+
+    Column by column: this bounds how fast steps can be ingested.
+    """
+    kinds = np.stack([columns.kinds(name) for name in SCALARS])
+    cells = []
+    for place, (name, column) in enumerate(zip(SERIES_FIELDS, batch.values, strict=True)):
+        kept = columns.measured[name]
+        cells.append(_with_nulls(column.tolist(), kept & (kinds[place] == FINITE) if name in SCALARS else kept))
+    norms = [packed or None for packed in batch.norms_of()]
+    count = len(batch)
+    return list(
+        zip(
+            repeat(attempt_id, count), batch.steps, repeat(batch.rank, count), columns.overflow.tolist(),
+            columns.discarded.tolist(), (kinds << _SHIFTS).sum(axis=0).tolist(), *cells, norms, strict=True,
+        )
+    )  # fmt: skip
+
+
+def _with_nulls(values: list[Any], kept: Flags) -> list[Any]:
+    for place in np.flatnonzero(~kept).tolist():
+        values[place] = None
+    return values
+
+
+def row_columns(rows: Sequence[Row], attempt: int = 0) -> StepColumns:
+    """Return whole rows, in COLUMNS order, as arrays."""
+    return to_columns([(row[1], *row[KEY_WIDTH:-1]) for row in rows], SERIES_FIELDS, [attempt] * len(rows))
 
 
 def to_record(row: Row) -> StepRecord:

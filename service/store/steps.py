@@ -6,24 +6,35 @@ says the same in SQL). Readers take rank 0's rows.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, Final
 
+import numpy as np
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from muonscope.contract.telemetry import COUNTS, SCALARS, StepBatch, StepRecord
-from service.columns import StepColumns
+from muonscope.contract.telemetry import StepBatch, StepRecord
+from service.columns import Integers, StepColumns
 from service.errors import Conflict, InvalidInput
+from service.store.blocks import BLOCK_STEPS, BlockRepository
 from service.store.events import EventRepository
 from service.store.models import Attempt, Run, Step
 from service.store.nonfinite import NonfiniteRepository, transitions
 from service.store.runs import RunRepository
-from service.store.step_rows import COLUMNS, FLAG_COLUMNS, KEY_WIDTH, Row, to_columns, to_record, to_rows
+from service.store.step_rows import (
+    COLUMNS,
+    FLAG_COLUMNS,
+    KEY_WIDTH,
+    SERIES_FIELDS,
+    Row,
+    batch_columns,
+    row_columns,
+    to_columns,
+    to_record,
+    to_rows,
+)
 from service.store.summary import add_steps
 
 MAX_PAGE: Final = 10_000
-SERIES_FIELDS: Final = (*SCALARS, *COUNTS)
 _TABLE: Final = Step.__table__
 _MAX_STEP: Final = 2**63 - 1
 
@@ -69,25 +80,36 @@ class StepRepository:
         """
         _refuse_foreign(attempt, batch)
         expected = self._next_step(attempt, batch.rank)
-        if not batch.records:
+        if not len(batch):
             return Stored(0, 0, expected)
-        records = sorted(batch.records, key=attrgetter("step"))
-        rows = to_rows(attempt.id, batch.rank, records)
-        first, last = records[0].step, records[-1].step
+        sent, last = len(batch), max(batch.steps)
+        columns = batch_columns(batch)
+        rows = to_rows(attempt.id, batch, columns)
+        if columns.step[0] < expected or (np.diff(columns.step) <= 0).any():
+            places = self._new_places(attempt, batch, rows, expected)
+            batch, rows = batch.take(places), [rows[place] for place in places]
+            columns = batch_columns(batch)
+        if rows:
+            self._write(rows)
+            if batch.rank == 0:
+                self._follow_up(attempt, batch, columns, expected)
+        return Stored(sent, len(rows), max(expected, last + 1))
+
+    def _new_places(self, attempt: Attempt, batch: StepBatch, rows: Sequence[Row], expected: int) -> list[int]:
+        """Return where the batch's new steps are, in step order; raises Conflict."""
+        in_order = sorted(range(len(batch)), key=batch.steps.__getitem__)
+        first, last = batch.steps[in_order[0]], batch.steps[in_order[-1]]
         known = {row[1]: row for row in self._rows(attempt.id, batch.rank, first, last)} if first < expected else {}
-        new: list[tuple[StepRecord, Row]] = []
-        for record, row in zip(records, rows, strict=True):
-            earlier = known.get(record.step)
+        new = []
+        for place in in_order:
+            row = rows[place]
+            earlier = known.get(row[1])
             if earlier is None:
-                known[record.step] = row
-                new.append((record, row))
+                known[row[1]] = row
+                new.append(place)
             elif row[KEY_WIDTH:] != tuple(earlier[KEY_WIDTH:]):
                 raise _content_conflict(attempt, row, earlier)
-        if new:
-            self._write([row for _, row in new])
-            if batch.rank == 0:
-                self._follow_up(attempt, [record for record, _ in new], expected)
-        return Stored(len(batch.records), len(new), max(expected, last + 1))
+        return new
 
     def _next_step(self, attempt: Attempt, rank: int) -> int:
         if rank == 0:
@@ -110,48 +132,57 @@ class StepRepository:
             for row in rows:
                 copy.write_row(row)
 
-    def _follow_up(self, attempt: Attempt, records: Sequence[StepRecord], expected: int) -> None:
-        first, last = records[0].step, records[-1].step
-        self._tell_gaps(attempt, records, expected)
-        add_steps(attempt.run.summary, records, self._superseded(attempt, records))
-        self._note_transitions(attempt, records, is_append=first >= expected)
-        attempt.stored_steps += len(records)
-        attempt.next_step = max(expected, last + 1)
+    def _follow_up(self, attempt: Attempt, batch: StepBatch, columns: StepColumns, expected: int) -> None:
+        is_append = int(columns.step[0]) >= expected
+        if is_append:
+            self._tell_gaps(attempt, columns.step, expected)
+            BlockRepository(self._session).append(attempt.id, columns)
+        else:
+            # It fills a gap that was told already.
+            self._rebuild_blocks(attempt, columns.step)
+        add_steps(attempt.run.summary, columns, self._superseded(attempt, batch.steps))
+        self._note_transitions(attempt, batch, columns, is_append=is_append)
+        attempt.stored_steps += len(columns)
+        attempt.next_step = max(expected, int(columns.step[-1]) + 1)
         RunRepository(self._session).touch(attempt.run)
 
-    def _tell_gaps(self, attempt: Attempt, records: Sequence[StepRecord], expected: int) -> None:
-        if records[0].step < expected:
-            # Fills a gap that was told already.
-            return
-        for record in records:
-            if record.step > expected:
-                EventRepository(self._session).append(
-                    "gap",
-                    attempt=attempt,
-                    who="store",
-                    why=f"steps {expected} to {record.step - 1} did not arrive",
-                    detail={"first": expected, "last": record.step - 1},
-                )
-            expected = record.step + 1
+    def _tell_gaps(self, attempt: Attempt, steps: Integers, expected: int) -> None:
+        before = np.concatenate(([expected - 1], steps[:-1]))
+        for place in np.flatnonzero(steps - before > 1).tolist():
+            first, last = int(before[place]) + 1, int(steps[place]) - 1
+            EventRepository(self._session).append(
+                "gap",
+                attempt=attempt,
+                who="store",
+                why=f"steps {first} to {last} did not arrive",
+                detail={"first": first, "last": last},
+            )
 
-    def _superseded(self, attempt: Attempt, records: Sequence[StepRecord]) -> list[tuple[bool, bool]]:
-        """Return the flags of the steps that earlier attempts recorded and these records replace."""
+    def _rebuild_blocks(self, attempt: Attempt, steps: Integers) -> None:
+        first, last = (int(step) // BLOCK_STEPS * BLOCK_STEPS for step in (steps[0], steps[-1]))
+        found = self._rows(attempt.id, 0, first, last + BLOCK_STEPS - 1, (*FLAG_COLUMNS, *SERIES_FIELDS))
+        columns = to_columns(found, SERIES_FIELDS, [attempt.number] * len(found))
+        BlockRepository(self._session).replace(attempt.id, columns)
+
+    def _superseded(self, attempt: Attempt, steps: Sequence[int]) -> list[tuple[bool, bool]]:
+        """Return the flags of the steps that earlier attempts recorded and these take the place of."""
         earlier = self._session.execute(
             select(Attempt.id)
             .where(Attempt.run_id == attempt.run_id, Attempt.number < attempt.number)
-            .where(Attempt.next_step > records[0].step)
+            .where(Attempt.next_step > steps[0])
             .order_by(Attempt.number)
         ).all()
         replaced: dict[int, tuple[bool, bool]] = {}
-        steps = {record.step for record in records}
+        wanted = set(steps)
         for (attempt_id,) in earlier:
-            for row in self._rows(attempt_id, 0, records[0].step, records[-1].step, ("step", "overflow", "discarded")):
-                if row[0] in steps:
+            for row in self._rows(attempt_id, 0, steps[0], steps[-1], ("step", "overflow", "discarded")):
+                if row[0] in wanted:
                     replaced[row[0]] = (bool(row[1]), bool(row[2]))
         return list(replaced.values())
 
-    def _note_transitions(self, attempt: Attempt, records: Sequence[StepRecord], *, is_append: bool) -> None:
-        first, last = records[0].step, records[-1].step
+    def _note_transitions(self, attempt: Attempt, batch: StepBatch, columns: StepColumns, *, is_append: bool) -> None:
+        first, last = int(columns.step[0]), int(columns.step[-1])
+        norms = batch.norms_of()
         if not is_append:
             # The stored step that now follows them has another one before it.
             follower = self._session.scalars(
@@ -160,14 +191,15 @@ class StepRepository:
                 )
             ).one()
             last = follower if follower is not None else last
-            records = [to_record(row) for row in self._rows(attempt.id, 0, first, last)]
+            rows = self._rows(attempt.id, 0, first, last)
+            columns, norms = row_columns(rows), [bytes(row[-1] or b"") for row in rows]
         before = self._session.execute(
             select(*_named(COLUMNS))
             .where(_TABLE.c.attempt_id == attempt.id, _TABLE.c.step < first, _TABLE.c.rank == 0)
             .order_by(_TABLE.c.step.desc())
             .limit(1)
         ).one_or_none()
-        found = transitions(records, to_record(before) if before is not None else None)
+        found = transitions(columns, norms, to_record(before) if before is not None else None)
         NonfiniteRepository(self._session).replace(attempt, found, first=first, last=None if is_append else last)
 
     # -- reading ----------------------------------------------------------------------------------------------------
@@ -202,14 +234,7 @@ class StepRepository:
         Raises:
             InvalidInput: a name that is no series.
         """
-        for name in names:
-            if name not in SERIES_FIELDS:
-                raise InvalidInput(
-                    f"{name} is not a series of numbers",
-                    field="fields",
-                    value=name,
-                    remedy=f"use some of {', '.join(SERIES_FIELDS)}",
-                )
+        refuse_unknown_series(names)
         found = list(self._current(run, (*FLAG_COLUMNS, *names), start, stop, None))
         return to_columns([row for _, row in found], names, [number for number, _ in found])
 
@@ -231,6 +256,11 @@ class StepRepository:
         )
         # Of several attempts' rows the newest comes last and stays.
         return {step: bytes(norms or b"") for step, norms in rows}
+
+    def attempt_columns(self, attempt_id: int, names: Sequence[str], *, start: int, stop: int) -> StepColumns:
+        """Return one attempt's steps start <= step < stop as arrays, whatever other attempts recorded."""
+        found = self._rows(attempt_id, 0, start, stop - 1, (*FLAG_COLUMNS, *names))
+        return to_columns(found, names, [0] * len(found))
 
     def _current(
         self, run: Run, names: Sequence[str], start: int, stop: int | None, limit: int | None
@@ -279,6 +309,18 @@ def _named(names: Sequence[str]) -> list[Any]:
     return [_TABLE.c[name] for name in names]
 
 
+def refuse_unknown_series(names: Sequence[str]) -> None:
+    """Raise InvalidInput for a name that is no series."""
+    for name in names:
+        if name not in SERIES_FIELDS:
+            raise InvalidInput(
+                f"{name} is not a series of numbers",
+                field="fields",
+                value=name,
+                remedy=f"use some of {', '.join(SERIES_FIELDS)}",
+            )
+
+
 def _refuse_foreign(attempt: Attempt, batch: StepBatch) -> None:
     """Refuse a rank or step that the attempt's spec leaves no room for."""
     run = attempt.run
@@ -289,14 +331,14 @@ def _refuse_foreign(attempt: Attempt, batch: StepBatch) -> None:
             value=batch.rank,
             remedy="send the rank that recorded the batch",
         )
-    for record in batch.records:
-        if not attempt.first_step <= record.step < run.steps:
-            raise InvalidInput(
-                f"step {record.step} is none of this attempt's, which begins at {attempt.first_step} of {run.steps}",
-                field="step",
-                value=record.step,
-                remedy=f"send steps {attempt.first_step} to {run.steps - 1}",
-            )
+    if len(batch) and not attempt.first_step <= min(batch.steps) <= max(batch.steps) < run.steps:
+        foreign = next(step for step in batch.steps if not attempt.first_step <= step < run.steps)
+        raise InvalidInput(
+            f"step {foreign} is none of this attempt's, which begins at {attempt.first_step} of {run.steps}",
+            field="step",
+            value=foreign,
+            remedy=f"send steps {attempt.first_step} to {run.steps - 1}",
+        )
 
 
 def _content_conflict(attempt: Attempt, sent: Row, stored: Row) -> Conflict:

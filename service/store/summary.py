@@ -4,9 +4,10 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+
 from muonscope.contract.attempts import FinalState
-from muonscope.contract.telemetry import StepRecord
-from service.columns import FINITE, MINUS_INFINITY, NAN, PLUS_INFINITY
+from service.columns import FINITE, MINUS_INFINITY, NAN, PLUS_INFINITY, StepColumns
 from service.store.models import Run, RunSummary
 
 # The scalars that may be non-finite, in the order of their bits in the summary's mask.
@@ -31,30 +32,32 @@ def set_scalar(summary: RunSummary, name: str, value: float | None) -> None:
     summary.nonfinite_mask = (summary.nonfinite_mask or 0) & ~(3 << shift) | kind << shift
 
 
-def add_steps(summary: RunSummary, records: Sequence[StepRecord], superseded: Sequence[tuple[bool, bool]] = ()) -> None:
+def add_steps(summary: RunSummary, columns: StepColumns, superseded: Sequence[tuple[bool, bool]] = ()) -> None:
     """Count new steps of the run's newest attempt.
 
     Args:
         summary: the run's.
-        records: rank 0's new records, in step order, none stored before by this attempt.
+        columns: rank 0's new steps, in order, none stored before by this attempt.
         superseded: (overflow, discarded) of the rows of earlier attempts that they take the place of.
     """
-    summary.steps += len(records) - len(superseded)
-    summary.overflows += sum(record.overflow for record in records) - sum(row[0] for row in superseded)
-    summary.discarded += sum(record.discarded for record in records) - sum(row[1] for row in superseded)
-    if summary.last_step is not None and records[-1].step < summary.last_step:
+    summary.steps += len(columns) - len(superseded)
+    summary.overflows += int(columns.overflow.sum()) - sum(row[0] for row in superseded)
+    summary.discarded += int(columns.discarded.sum()) - sum(row[1] for row in superseded)
+    newest = int(columns.step[-1])
+    if summary.last_step is not None and newest < summary.last_step:
         return
-    summary.last_step = records[-1].step
+    summary.last_step = newest
     for name, field in (
         ("final_loss_scale", "loss_scale_after"),
         ("last_loss", "loss"),
         ("last_momentum_norm", "momentum_norm"),
     ):
-        newest = next((value for record in reversed(records) if (value := getattr(record, field)) is not None), None)
-        if newest is not None:
-            set_scalar(summary, name, newest)
+        measured = np.flatnonzero(columns.measured[field])
+        if len(measured):
+            value = float(columns.values[field][measured[-1]])
+            set_scalar(summary, name, value)
             if name == "last_momentum_norm":
-                summary.momentum_finite = math.isfinite(newest)
+                summary.momentum_finite = math.isfinite(value)
 
 
 def set_final_state(run: Run, final: FinalState) -> None:

@@ -1,8 +1,14 @@
 import math
+from collections.abc import Sequence
 
-from muonscope.contract.telemetry import SCALARS, StepRecord
+from muonscope.contract.telemetry import SCALARS, StepBatch, StepRecord
 from service.store.models import Step
-from service.store.step_rows import COLUMNS, to_record, to_rows
+from service.store.step_rows import COLUMNS, Row, batch_columns, to_record, to_rows
+
+
+def _rows(records: Sequence[StepRecord]) -> list[Row]:
+    batch = StepBatch.of(records, epoch=1)
+    return to_rows(7, batch, batch_columns(batch))
 
 
 def test_rows_are_the_columns_of_the_table_in_order() -> None:
@@ -10,9 +16,9 @@ def test_rows_are_the_columns_of_the_table_in_order() -> None:
 
 
 def test_the_mask_holds_two_bits_for_each_scalar_in_wire_order() -> None:
-    assert len(SCALARS) <= 31, "the mask is a signed 64-bit column"
+    assert len(SCALARS) <= 14, "with three flags the mask fills 31 bits of a block's marks"
     record = StepRecord(0, True, True, loss_scale_before=math.nan, loss_scale_after=math.inf, loss=-math.inf, lr=1.0)
-    (row,) = to_rows(7, 0, [record])
+    (row,) = _rows([record])
 
     assert dict(zip(COLUMNS, row, strict=True))["nonfinite_mask"] == 1 | 2 << 2 | 3 << 4
     assert dict(zip(COLUMNS, row, strict=True))["loss"] is None
@@ -20,7 +26,7 @@ def test_the_mask_holds_two_bits_for_each_scalar_in_wire_order() -> None:
 
 
 def test_what_is_missing_leaves_no_bit() -> None:
-    rows = to_rows(7, 0, [StepRecord(0, False, False), StepRecord(1, False, False, loss=math.nan)])
+    rows = _rows([StepRecord(0, False, False), StepRecord(1, False, False, loss=math.nan)])
     masks = [row[COLUMNS.index("nonfinite_mask")] for row in rows]
 
     assert masks == [0, 1 << 4]
