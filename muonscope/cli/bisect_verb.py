@@ -29,6 +29,9 @@ def bisect(
         Literal["row", "verdict"],
         typer.Option(help="What counts as a change: any cell of a run's row, or its verdict alone."),
     ] = "row",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Take what an earlier bisect has run from the service's record.")
+    ] = False,
     gpus_per_rank: Annotated[
         float | None, typer.Option(metavar="SHARE", help="0.5 puts two ranks on one GPU; by default each has its own.")
     ] = None,
@@ -51,6 +54,8 @@ def bisect(
     options = {} if gpus_per_rank is None else {"gpus_per_rank": gpus_per_rank}
     with sigterm_interrupts(), service_for(url, screen) as service:
         trials = Trials(service.client, screen, experiment, options)
+        if resume:
+            trials.take_earlier()
         screen.progress(f"{experiment} under {len(versions)} releases, {versions[0]} to {versions[-1]}")
         changes = find_changes(versions, trials.answer, (VERDICT,) if by == "verdict" else None)
     _print(screen, experiment, versions, trials, changes)
@@ -66,6 +71,16 @@ class Trials:
         self.tried: dict[str, Answer] = {}
         """By release, in the order of trying."""
         self.experiment_ids: dict[str, str] = {}
+        self._earlier: dict[str, Experiment] = {}
+
+    def take_earlier(self) -> None:
+        """Look up the experiments of an earlier bisect that came to their end; of equals, the newest counts."""
+        for experiment in self._client.experiments.list():
+            versions = {_release_of(run) for run in experiment.runs}
+            if experiment.builtin == self._experiment and len(versions) == 1 and _is_answer(experiment):
+                (version,) = versions
+                if version is not None:
+                    self._earlier.setdefault(version, experiment)
 
     def answer(self, version: str) -> "Answer":
         """Run the experiment under a release.
@@ -73,9 +88,20 @@ class Trials:
         Raises:
             ReleaseNotTried: a machine failed and not the release; what it would have shown is not known.
         """
+        if version in self._earlier:
+            self._screen.progress(f"--- DeepSpeed {version}: on record, experiment {self._earlier[version].id}")
+            return self._keep(version, self._earlier[version])
+        self._screen.progress(f"--- DeepSpeed {version}")
+        finished = self._run(version)
+        if finished is None:
+            self.tried[version] = {}
+            return {}
+        return self._keep(version, finished)
+
+    def _run(self, version: str) -> "Experiment | None":
+        """Run the experiment to its end; None where the release has none of its stages."""
         from muonscope.errors import InvalidRequest, ReleaseNotTried
 
-        self._screen.progress(f"--- DeepSpeed {version}")
         try:
             queued = self._client.experiments.create_builtin(self._experiment, deepspeed=version, **self._options)
         except InvalidRequest as refused:
@@ -83,10 +109,8 @@ class Trials:
             if refused.field != "deepspeed":
                 raise
             self._screen.progress(str(refused))
-            self.tried[version] = {}
-            return {}
+            return None
         finished = follow(self._client, queued, self._screen)
-        self.experiment_ids[version] = finished.id
         for run in finished.runs:
             failure = run.failure
             if exit_codes.exit_code(run) == exit_codes.STOPPED:
@@ -94,8 +118,25 @@ class Trials:
                 raise typer.Exit(exit_codes.STOPPED)
             if failure is not None and failure.kind.is_infrastructure:
                 raise ReleaseNotTried(version, run.id, f"{failure.kind}: {failure.message.splitlines()[0]}")
-        self.tried[version] = rows_of(finished)
+        return finished
+
+    def _keep(self, version: str, experiment: "Experiment") -> "Answer":
+        self.experiment_ids[version] = experiment.id
+        self.tried[version] = rows_of(experiment)
         return self.tried[version]
+
+
+def _is_answer(experiment: "Experiment") -> bool:
+    """Whether every run came to an end that the release brought about."""
+    return experiment.is_finished and not any(
+        exit_codes.exit_code(run) == exit_codes.STOPPED
+        or (run.failure is not None and run.failure.kind.is_infrastructure)
+        for run in experiment.runs
+    )
+
+
+def _release_of(run: "Run") -> str | None:
+    return (run.spec.get("deepspeed") or {}).get("version")
 
 
 def rows_of(experiment: "Experiment") -> "Answer":

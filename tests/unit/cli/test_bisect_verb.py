@@ -30,6 +30,7 @@ def answers(service: FakeService, end_under: Callable[[str], Mapping[str, Any] |
         if isinstance(end, httpx.Response):
             return end
         run = run_json(f"r-{version}", name="thirty-step zero_stage=1", **end)
+        run["spec"] = {**run["spec"], "deepspeed": {"version": version}}
         experiment = {
             "id": f"e-{version}",
             "name": body["builtin"],
@@ -158,3 +159,17 @@ def test_an_experiment_that_does_not_exist_is_said_once(command: RunCommand, ser
 
     assert (result.code, len(asked)) == (1, 1)
     assert "no built-in experiment" in result.err
+
+
+def test_a_bisect_that_was_interrupted_goes_on_from_the_record(command: RunCommand, service: FakeService) -> None:
+    interrupted = answers(service, lambda version: STOPPED if version == "0.19.8" else DIED)
+    assert command("bisect", "-e", "thirty-step", "-r", "0.19.7..0.19.8").code == 130
+    held = [service.answers["GET", f"/experiments/e-{version}"] for version in interrupted]
+    service.answers["GET", "/experiments"] = {"experiments": held, "next_cursor": None}
+    asked = answers(service, lambda _: TRAINED)
+
+    result = command("bisect", "-e", "thirty-step", "-r", "0.19.7..0.19.8", "--resume")
+
+    assert asked == ["0.19.8"], "a stopped run is no answer, and a finished one is not asked for again"
+    assert (result.code, result.out.splitlines()[0]) == (0, "changed in 0.19.8")
+    assert "DeepSpeed 0.19.7: on record, experiment e-0.19.7" in result.err
