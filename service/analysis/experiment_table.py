@@ -130,10 +130,12 @@ def _figure_columns(
     results: Sequence[RunResult], figures: Sequence[Figure | None], label: str
 ) -> dict[str, list[Cell]]:
     pairs = list(zip(results, figures, strict=True))
-    return {
-        "measured": [made.measured if made is not None and run.status.is_terminal else None for run, made in pairs],
-        f"{label} figure": [made.known if made is not None else None for _, made in pairs],
+    columns: dict[str, list[Cell]] = {
+        "measured": [made.measured if made is not None and run.status.is_terminal else None for run, made in pairs]
     }
+    if any(made is not None and made.known for _, made in pairs):
+        columns[f"{label} figure"] = [made.known if made is not None else None for _, made in pairs]
+    return columns
 
 
 def _checks(results: Sequence[RunResult], figures: Sequence[Figure | None]) -> list[Check | None]:
