@@ -6,7 +6,7 @@ Order: seed → task (fp32, on the CPU) → optimizer → `deepspeed.initialize`
 import platform
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +28,7 @@ from workers.environment import recorded_environment
 from workers.errors import ConfigRefused, TaskUnusable
 from workers.faults import FaultPlan
 from workers.final_state import InitialWeights, hash_tensors
+from workers.schedule import Schedule
 from workers.tasks import Task, TaskContext, build_task
 
 DTYPES: Final = {
@@ -38,9 +39,6 @@ DTYPES: Final = {
 # Steps and micro-batches whose bytes make up the recorded data hash.
 HASHED_STEPS: Final = 2
 HASHED_MICRO_BATCHES: Final = 4
-# What DeepSpeed's Muon computes and cannot be told otherwise.
-_NATIVE_NS_STEPS: Final = 5
-_NATIVE_NS_METHODS: Final = ("gram", "standard")
 # How DeepSpeed, pydantic below it and muon_core say no.
 _REFUSALS: Final = (
     AssertionError,
@@ -226,7 +224,9 @@ def _initialize(spec: RunSpec, model: nn.Module) -> tuple[Any, list[ParameterFac
         if spec.implementation is Implementation.DEEPSPEED:
             return _initialize_native(spec, model)
         optimizer = _our_optimizer(spec, model)
-        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=deepspeed_config(spec))
+        engine, *_ = deepspeed.initialize(
+            model=model, optimizer=optimizer, lr_scheduler=_schedule(spec), config=deepspeed_config(spec)
+        )
         muon_core.attach(engine, optimizer)
     except _REFUSALS as error:
         raise ConfigRefused(f"DeepSpeed refuses this run: {type(error).__name__}: {error}") from error
@@ -235,7 +235,9 @@ def _initialize(spec: RunSpec, model: nn.Module) -> tuple[Any, list[ParameterFac
 
 def _initialize_native(spec: RunSpec, model: nn.Module) -> tuple[Any, list[ParameterFact]]:
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=trainable, config=deepspeed_config(spec))
+    engine, *_ = deepspeed.initialize(
+        model=model, model_parameters=trainable, lr_scheduler=_schedule(spec), config=deepspeed_config(spec)
+    )
     if spec.deepspeed is None:
         deepspeed_native.install(engine, str(spec.step_ordering))
     else:
@@ -262,27 +264,19 @@ def _our_optimizer(spec: RunSpec, model: nn.Module) -> muon_core.ZeroMuon:
         adam=adam,
         step_ordering=str(spec.step_ordering),
         clip_scope=spec.clip_scope,
+        schedule_counts_discarded_steps=settings.schedule is not None and settings.schedule.counts_discarded_steps,
     )
 
 
+def _schedule(spec: RunSpec) -> Callable[[Any], Schedule] | None:
+    """Return what DeepSpeed calls with its optimizer to get the run's schedule, or None without one."""
+    settings = spec.optimizer.schedule
+    return None if settings is None else lambda optimizer: Schedule(optimizer, settings, spec.steps)
+
+
 def _native_optimizer(spec: RunSpec) -> dict[str, Any]:
-    """Return DeepSpeed's own Muon block, refusing what it cannot be told."""
+    """Return DeepSpeed's own Muon block; a spec that asks for more than it can be told is refused at submission."""
     settings = spec.optimizer
-    fixed = {
-        "nesterov": (settings.nesterov, True),
-        "ns_steps": (settings.ns_steps, _NATIVE_NS_STEPS),
-        "adam.weight_decay": (settings.adam.weight_decay, None),
-    }
-    for name, (asked, offered) in fixed.items():
-        if asked != offered:
-            raise ConfigRefused(
-                f"optimizer.{name}={asked} is not what implementation=deepspeed computes (it has {offered}); "
-                "leave it out or choose implementation=muon_core"
-            )
-    if settings.ns_method not in _NATIVE_NS_METHODS:
-        raise ConfigRefused(
-            f"optimizer.ns_method={settings.ns_method} is not one of DeepSpeed's: {', '.join(_NATIVE_NS_METHODS)}"
-        )
     params: dict[str, Any] = {
         "lr": settings.lr,
         "momentum": settings.momentum,

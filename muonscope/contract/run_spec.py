@@ -11,6 +11,8 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
+from muonscope.contract.refusals import SUPPORTED_ORDERINGS as SUPPORTED_ORDERINGS
+from muonscope.contract.refusals import unsupported_reason as unsupported_reason
 from muonscope.contract.releases import RELEASES, SUPPORTED_DEEPSPEED, Release
 from muonscope.contract.status import Implementation, Precision, StepOrdering
 
@@ -28,7 +30,7 @@ DS_CONFIG_OWNED_KEYS: Final = {
     "fp16": "precision and loss_scale",
     "bf16": "precision",
     "optimizer": "optimizer",
-    "scheduler": "optimizer",
+    "scheduler": "optimizer.schedule",
 }
 
 _SAFE_TEXT_FORBIDDEN = {"\x00"}
@@ -155,6 +157,18 @@ class AdamSettings(_Part):
     """Null takes the optimizer's `weight_decay`."""
 
 
+class LearningRateSchedule(_Part):
+    """The learning rate over the run, as a share of the `lr` that each parameter group has."""
+
+    warmup_steps: int = Field(0, ge=0)
+    """The share rises evenly to 1 over so many steps; the first has 1 / warmup_steps of it."""
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    """What follows, down to `final_share` at the run's last step."""
+    final_share: float = Field(0.0, ge=0, le=1)
+    counts_discarded_steps: bool = False
+    """A discarded step advances it as an applied one does; off, it waits, and the run ends before its last share."""
+
+
 class OptimizerSettings(_Part):
     """Muon and its AdamW companion."""
 
@@ -165,6 +179,8 @@ class OptimizerSettings(_Part):
     ns_method: Literal["standard", "gram", "polar_express"] = "gram"
     ns_steps: int = Field(5, ge=1, le=32)
     adam: AdamSettings = AdamSettings()
+    schedule: LearningRateSchedule | None = None
+    """Null keeps the learning rate as it is."""
 
 
 class Fault(_Part):
@@ -283,63 +299,14 @@ class RunSpec(_Part):
         Names, tags, notes, priority, checkpoints and resources are left out: they change none of them.
         """
         numbers = self.model_dump(mode="json", exclude=FIELDS_WITHOUT_NUMBERS)
+        if numbers["optimizer"]["schedule"] is None:
+            # Specs from before there were schedules keep their fingerprint.
+            del numbers["optimizer"]["schedule"]
         canonical = json.dumps(numbers, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 FIELDS_WITHOUT_NUMBERS: Final = {"name", "tags", "notes", "priority", "checkpoint", "resources"}
-
-# What each implementation can run today: (implementation, stage) -> orderings. The one table that submission,
-# the submit form and the docs read; a workers test asserts that each listed pair really trains.
-SUPPORTED_ORDERINGS: Final[dict[tuple[Implementation, int], frozenset[StepOrdering]]] = {
-    (Implementation.MUON_CORE, 1): frozenset(StepOrdering),
-    (Implementation.MUON_CORE, 2): frozenset(StepOrdering),
-    (Implementation.MUON_CORE, 3): frozenset(StepOrdering),
-    (Implementation.DEEPSPEED, 1): frozenset(StepOrdering) - {StepOrdering.ORDERED},
-    (Implementation.DEEPSPEED, 2): frozenset(StepOrdering) - {StepOrdering.ORDERED},
-    (Implementation.DEEPSPEED, 3): frozenset({StepOrdering.DEFERRED}),
-}
-
-
-def unsupported_reason(spec: RunSpec) -> str | None:
-    """Say why this combination cannot run as asked, or None. Nothing is ever run as something else."""
-    if spec.deepspeed is not None:
-        reason = _release_refusal(spec, RELEASES[spec.deepspeed.version])
-        if reason:
-            return reason
-    offered = SUPPORTED_ORDERINGS[spec.implementation, spec.zero_stage]
-    if spec.deepspeed is None and spec.step_ordering not in offered:
-        names = ", ".join(sorted(offered))
-        return (
-            f"step_ordering={spec.step_ordering} is not available with implementation={spec.implementation} "
-            f"at zero_stage={spec.zero_stage}; choose one of: {names}"
-        )
-    if spec.loss_scale.static is not None and spec.precision is not Precision.FP16:
-        return f"loss_scale.static={spec.loss_scale.static} needs precision=fp16; the run has {spec.precision}"
-    is_native = spec.implementation is Implementation.DEEPSPEED
-    if is_native and spec.gradient_clipping and spec.clip_scope != "update" and "clip_scope" in spec.model_fields_set:
-        return (
-            f"clip_scope={spec.clip_scope} is not what implementation=deepspeed does: it clips Muon's update "
-            "by the update's own norm; set clip_scope to update"
-        )
-    offload = _optimizer_offload(spec.ds_config)
-    if spec.implementation is Implementation.MUON_CORE and offload != "none":
-        if offload != "cpu":
-            return f"offload_optimizer.device={offload} is not available with implementation=muon_core; choose cpu"
-        if spec.step_ordering is not StepOrdering.ORDERED:
-            return (
-                f"step_ordering={spec.step_ordering} is not available with offload_optimizer: it acts before the "
-                "overflow check, where offload has already recorded its verdict; choose ordered"
-            )
-    for index, fault in enumerate(spec.faults):
-        if fault.rank >= spec.world_size:
-            return f"faults[{index}].rank={fault.rank} does not exist at world_size={spec.world_size}"
-        if fault.micro_batch >= spec.gradient_accumulation_steps:
-            return (
-                f"faults[{index}].micro_batch={fault.micro_batch} does not exist at "
-                f"gradient_accumulation_steps={spec.gradient_accumulation_steps}"
-            )
-    return None
 
 
 def _release_in(data: Any) -> Release | None:
@@ -361,41 +328,6 @@ def _as_released(release: Release, data: dict[str, Any]) -> dict[str, Any]:
     elif isinstance(optimizer, OptimizerSettings) and "ns_method" not in optimizer.model_fields_set:
         optimizer = optimizer.model_copy(update={"ns_method": method})
     return {**implied, **data, "optimizer": optimizer}
-
-
-def _release_refusal(spec: RunSpec, release: Release) -> str | None:
-    """Say what of a spec the release that it names does not do, or None."""
-    name = f"DeepSpeed {release.version}"
-    if spec.implementation is not Implementation.DEEPSPEED:
-        return (
-            f"implementation={spec.implementation} is not what {name} runs by itself; set implementation to deepspeed, "
-            "or leave deepspeed out"
-        )
-    ordering = release.orderings.get(spec.zero_stage)
-    if ordering is None:
-        stages = " or ".join(map(str, release.orderings))
-        return f"zero_stage={spec.zero_stage} is not available under {name}: its Muon has stages {stages}"
-    if spec.step_ordering is not ordering:
-        return (
-            f"step_ordering={spec.step_ordering} is not what {name} does at zero_stage={spec.zero_stage}: a release "
-            f"runs as it is; leave step_ordering out, or set it to {ordering}"
-        )
-    settings = spec.optimizer
-    if settings.ns_method not in release.ns_methods:
-        return (
-            f"optimizer.ns_method={settings.ns_method} is not one of {name}'s: {', '.join(release.ns_methods)}; "
-            "leave it out to take its default"
-        )
-    if settings.adam.lr is not None and not release.has_adam_lr:
-        return f"optimizer.adam.lr={settings.adam.lr} is unknown to {name}: its AdamW takes Muon's lr; leave it out"
-    return None
-
-
-def _optimizer_offload(ds_config: dict[str, Any]) -> str:
-    """Return the device that DeepSpeed is asked to keep optimizer state on; `none` when it is not."""
-    zero = ds_config.get("zero_optimization")
-    offload = zero.get("offload_optimizer") if isinstance(zero, dict) else None
-    return str(offload.get("device", "none")) if isinstance(offload, dict) else "none"
 
 
 def _refuse_unstorable(value: Any, path: str, depth: int) -> None:

@@ -84,6 +84,35 @@ def test_deepspeeds_own_master_gives_the_published_momentum_norms(ranks: Gang) -
     assert run["records"][2]["largest_parameter"] == 1
 
 
+DISCARDS_THE_SECOND = {"loss_scale": {"initial_power": 4}, "steps": 5, "faults": [{"kind": "inf", "step": 1}]}
+
+
+@pytest.mark.parametrize(
+    ("implementation", "ordering", "counts", "lrs"),
+    [
+        ("muon_core", "ordered", False, [0.025, 0.05, 0.05, 0.05, 0.0375]),
+        ("muon_core", "ordered", True, [0.025, 0.05, 0.05, 0.0375, 0.025]),
+        ("deepspeed", "deferred", False, [0.025, 0.05, 0.05, 0.05, 0.0375]),
+    ],
+)
+def test_a_schedule_advances_on_discarded_steps_only_when_asked(
+    ranks: Gang, implementation: str, ordering: str, counts: bool, lrs: list[float]
+) -> None:
+    schedule = {"warmup_steps": 2, "decay": "linear", "final_share": 0.5, "counts_discarded_steps": counts}
+    run = rank_0(
+        ranks,
+        {
+            **DISCARDS_THE_SECOND,
+            "implementation": implementation,
+            "step_ordering": ordering,
+            "optimizer": {"lr": 0.05, "schedule": schedule},
+        },
+    )
+
+    assert [record["discarded"] for record in run["records"]] == [False, True, False, False, False]
+    assert [record["lr"] for record in run["records"]] == pytest.approx(lrs)
+
+
 SUPPORTED = [
     (implementation.value, stage, ordering.value)
     for (implementation, stage), orderings in SUPPORTED_ORDERINGS.items()
@@ -179,17 +208,10 @@ def test_a_static_loss_scale_stays(ranks: Gang) -> None:
     assert {record["loss_scale_before"] for record in run["records"]} == {8.0}
 
 
-DEEPSPEED = {"implementation": "deepspeed", "step_ordering": "deferred"}
-
-
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
         ({"ds_config": {"zero_optimization": {"foo_bar": 1}}}, "foo_bar"),
-        ({"ds_config": {"amp": {"enabled": True}}}, "AMP"),
-        ({**DEEPSPEED, "optimizer": {"nesterov": False}}, "nesterov"),
-        ({**DEEPSPEED, "optimizer": {"ns_method": "polar_express"}}, "ns_method"),
-        ({**DEEPSPEED, "optimizer": {"ns_steps": 7}}, "ns_steps"),
         ({"deepspeed": {"version": "0.19.2"}, "step_ordering": "master"}, "0.19.2"),
     ],
 )

@@ -1,5 +1,7 @@
 """RunSpec: what is refused, why, and what the fingerprint covers."""
 
+import hashlib
+import json
 from typing import Any
 
 import pytest
@@ -141,3 +143,12 @@ def test_the_fingerprint_covers_exactly_what_can_change_the_numbers(
     changed = RunSpec.model_validate({field: (CHANGES | SAME)[field]})
 
     assert (changed.fingerprint() == RunSpec().fingerprint()) is (field in FIELDS_WITHOUT_NUMBERS)
+
+
+def test_a_spec_without_a_schedule_keeps_the_fingerprint_it_had_before_there_were_any() -> None:
+    numbers = RunSpec().model_dump(mode="json", exclude=FIELDS_WITHOUT_NUMBERS)
+    del numbers["optimizer"]["schedule"]
+    canonical = json.dumps(numbers, sort_keys=True, separators=(",", ":"))
+
+    assert RunSpec().fingerprint() == hashlib.sha256(canonical.encode()).hexdigest()
+    assert RunSpec.model_validate({"optimizer": {"schedule": {}}}).fingerprint() != RunSpec().fingerprint()

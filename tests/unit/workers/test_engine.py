@@ -4,7 +4,6 @@ import pytest
 
 from muonscope.contract.run_spec import RunSpec
 from workers.engine import deepspeed_config, merged
-from workers.errors import ConfigRefused
 
 
 def test_a_batch_is_said_once_and_completely() -> None:
@@ -51,16 +50,6 @@ def test_deepspeeds_own_muon_gets_its_block_with_adams_rate() -> None:
 
 def test_our_optimizer_is_not_deepspeeds_to_build() -> None:
     assert "optimizer" not in deepspeed_config(RunSpec())
-
-
-@pytest.mark.parametrize(
-    "optimizer", [{"ns_steps": 6}, {"nesterov": False}, {"ns_method": "polar_express"}, {"adam": {"weight_decay": 0.1}}]
-)
-def test_what_deepspeeds_muon_cannot_be_told_is_refused(optimizer: dict[str, object]) -> None:
-    spec = RunSpec.model_validate({"implementation": "deepspeed", "step_ordering": "deferred", "optimizer": optimizer})
-
-    with pytest.raises(ConfigRefused, match="optimizer"):
-        deepspeed_config(spec)
 
 
 def test_raw_settings_are_laid_upon_ours_key_by_key() -> None:
