@@ -13,9 +13,10 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from service.api import attempts, cluster, compare, events, experiments, health, problems, queue, runs, steps
 from service.api.feed import ChangeFeed
-from service.api.middleware import BodyLimit, Problems, SecurityHeaders, TrustedCaller
+from service.api.middleware import BodyLimit, OneWriter, Problems, SecurityHeaders, TrustedCaller
 from service.api.responses import StrictJSONResponse
 from service.controller.launcher import Launcher
+from service.controller.leadership import Leadership
 from service.controller.local_ray import LocalRay
 from service.controller.loop import ControllerLoop
 from service.controller.ray_launcher import RayLauncher, read_token
@@ -53,14 +54,17 @@ def create_app(settings: Settings, launcher: Launcher | None = None) -> FastAPI:
     local_ray = LocalRay(settings) if launcher is None and settings.ray_address is None else None
     used = launcher or _ray_launcher(settings, local_ray)
     feed = ChangeFeed(database)
-    controller = ControllerLoop(database, used, settings, owner=store_id(settings), on_change=feed.notify)
+    leadership = Leadership(database, settings.effective_advertise_url)
+    controller = ControllerLoop(
+        database, used, settings, owner=store_id(settings), leadership=leadership, on_change=feed.notify
+    )
     app = FastAPI(
         title="Muonscope",
         summary="Queue Muon training runs, record every step, compare step orderings.",
         version=_version(),
         default_response_class=StrictJSONResponse,
         redirect_slashes=False,
-        lifespan=_lifespan(database, controller, feed, local_ray),
+        lifespan=_lifespan(database, controller, leadership, feed, local_ray),
     )
     app.state.settings = settings
     app.state.database = database
@@ -69,7 +73,7 @@ def create_app(settings: Settings, launcher: Launcher | None = None) -> FastAPI:
     problems.install(app)
     for router in ROUTERS:
         app.include_router(router)
-    _add_middleware(app, settings)
+    _add_middleware(app, settings, controller)
     return app
 
 
@@ -90,7 +94,11 @@ def _ray_launcher(settings: Settings, local_ray: LocalRay | None) -> RayLauncher
 
 
 def _lifespan(
-    database: Database, controller: ControllerLoop, feed: ChangeFeed, local_ray: LocalRay | None
+    database: Database,
+    controller: ControllerLoop,
+    leadership: Leadership,
+    feed: ChangeFeed,
+    local_ray: LocalRay | None,
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -100,8 +108,16 @@ def _lifespan(
             await feed.start()
             stack.push_async_callback(feed.stop)
             if local_ray is not None:
-                local_ray.start(on_ready=controller.wake, keep_running=controller.has_live_attempts)
                 stack.push_async_callback(_stop_ray, local_ray, controller)
+            stack.push_async_callback(leadership.stop)
+
+            def begin() -> None:
+                # A controller that stands by needs no Ray of its own.
+                if local_ray is not None:
+                    local_ray.start(on_ready=controller.wake, keep_running=controller.has_live_attempts)
+                controller.wake()
+
+            leadership.start(on_gain=begin)
             controller.start()
             stack.push_async_callback(controller.stop)
             yield
@@ -113,10 +129,11 @@ async def _stop_ray(local_ray: LocalRay, controller: ControllerLoop) -> None:
     await local_ray.stop(keep_running=await run_in_threadpool(controller.has_live_attempts))
 
 
-def _add_middleware(app: FastAPI, settings: Settings) -> None:
+def _add_middleware(app: FastAPI, settings: Settings, controller: ControllerLoop) -> None:
     # Added innermost first: the last one added is the first that a request passes.
     # A page of the run table is 4 KB a run of mostly equal keys; event streams pass untouched.
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=5)
+    app.add_middleware(OneWriter, standing_by=lambda: controller.standing_by)
     app.add_middleware(
         BodyLimit,
         max_bytes=settings.max_body_bytes,

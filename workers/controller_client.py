@@ -28,14 +28,34 @@ class ControllerClient:
     """Posts messages about one attempt over one kept-alive connection. Not thread-safe: one a thread."""
 
     def __init__(self, url: str, attempt_id: str, token: str | None = None, timeout_s: float = 10.0) -> None:
+        """Connect to nothing yet.
+
+        Args:
+            url: the controller's address, or several of which one leads, with commas between them: whenever one is
+                away, the next request goes to the next.
+            attempt_id: the attempt's.
+            token: the attempt's, once it has one.
+            timeout_s: of each step of a request.
+        """
+        self._urls = url.split(",")
+        self._attempt_id, self._timeout_s = attempt_id, timeout_s
+        self.token = token
+        self._connect(self._urls[0])
+
+    def _connect(self, url: str) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"controller URL {url!r} is not http(s)://host[:port]")
         connection_type = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._connection = connection_type(parts.hostname, parts.port, timeout=timeout_s)
-        self._base = f"{parts.path.rstrip('/')}/attempts/{quote(attempt_id, safe='')}"
+        self._connection = connection_type(parts.hostname, parts.port, timeout=self._timeout_s)
+        self._base = f"{parts.path.rstrip('/')}/attempts/{quote(self._attempt_id, safe='')}"
         self.url = f"{parts.scheme}://{parts.netloc}{self._base}"
-        self.token = token
+
+    def _try_next(self) -> None:
+        self._connection.close()
+        if len(self._urls) > 1:
+            self._urls = [*self._urls[1:], self._urls[0]]
+            self._connect(self._urls[0])
 
     def post(self, verb: str, body: bytes, content_type: str = "application/json") -> bytes:
         """POST `body` to `/attempts/{id}/{verb}` and return the answer's body.
@@ -53,12 +73,14 @@ class ControllerClient:
             response = self._connection.getresponse()
             answer = response.read()
         except (OSError, http.client.HTTPException) as error:
-            self._connection.close()
-            raise ControllerAway(f"{self.url}/{verb}", f"{type(error).__name__}: {error}") from error
+            url = self.url
+            self._try_next()
+            raise ControllerAway(f"{url}/{verb}", f"{type(error).__name__}: {error}") from error
         if 200 <= response.status < 300:
             return answer
         url, detail = f"{self.url}/{verb}", _detail(answer)
         if response.status in _LATER:
+            self._try_next()
             raise ControllerAway(url, f"{response.status}: {detail}", _retry_after_s(response.getheader("Retry-After")))
         if response.status == _CONFLICT and verb in ("heartbeat", "facts", "checkpoints", "outcome"):
             raise AttemptSuperseded(url, response.status, detail)

@@ -4,12 +4,13 @@ SecurityHeaders   nosniff, no framing, no referrer on every answer
 TrustedCaller     the Host is ours; a browser's unsafe request comes from our own pages
 Problems          whatever escapes becomes a problem document; a mistake of ours is logged once
 BodyLimit         a body is as long as its path allows and arrives in time; JSON is read strictly
+OneWriter         of several controllers on one store the one that leads takes what is written
 """
 
 import asyncio
 import logging
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -24,6 +25,7 @@ from service.errors import (
     PayloadTooLarge,
     RequestTooSlow,
     ServiceError,
+    Unavailable,
     UnsupportedMediaType,
     UntrustedHost,
 )
@@ -95,6 +97,21 @@ class TrustedCaller:
 def _host_name(host: str) -> str:
     host = host.lower()
     return host[: host.index("]") + 1] if host.startswith("[") and "]" in host else host.partition(":")[0]
+
+
+class OneWriter:
+    """Refuses what would write while another controller leads: two writers would cross each other's rows."""
+
+    def __init__(self, app: ASGIApp, *, standing_by: Callable[[], str | None]) -> None:
+        self.app = app
+        self._standing_by = standing_by
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] in _UNSAFE and (reason := self._standing_by()) is not None:
+            error = Unavailable(reason, remedy="send it there; this one serves reads, and takes over if that one ends")
+            await render(error)(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
 
 
 class Problems:

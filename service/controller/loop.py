@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -27,9 +28,11 @@ from service.controller.launcher import (
     LauncherUnavailable,
     describe,
 )
+from service.controller.leadership import Leadership, NotLeading
 from service.controller.plan import Plan, Planner, Situation
 from service.controller.reconcile import find_orphans
 from service.controller.retry_policy import RetryPolicy, retry_reason
+from service.errors import Unavailable
 from service.settings import Settings
 from service.store.attempts import AttemptRepository
 from service.store.session import Database
@@ -40,6 +43,7 @@ _SWEEP_S: Final = 10.0
 _RESOURCES_S: Final = 2.0
 _STOP_AGAIN_S: Final = 2.0
 _STALE_TICK_S: Final = 15.0
+_STAND_BY_S: Final = 0.2
 # Ray's count of used GPUs is this old at most; GPUs that a run of ours gave back are not taken for another's.
 _USAGE_LAG_S: Final = 8.0
 
@@ -72,7 +76,7 @@ class ControllerLoop:
         settings: Settings,
         *,
         owner: str,
-        controller_url: Callable[[], str] | None = None,
+        leadership: Leadership | None = None,
         on_change: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -83,7 +87,7 @@ class ControllerLoop:
             launcher: where jobs run.
             settings: ours.
             owner: names this store to Ray, so that two services on one cluster leave each other's jobs alone.
-            controller_url: how workers reach us, known once we listen; by default what the settings say.
+            leadership: whether this controller leads, where several may share the store; None always does.
             on_change: called, thread-safe, after a tick that changed rows.
             clock: monotonic seconds.
         """
@@ -91,7 +95,7 @@ class ControllerLoop:
         self._launcher = launcher
         self._settings = settings
         self._owner = owner
-        self._controller_url = controller_url or (lambda: settings.effective_advertise_url)
+        self._leadership = leadership
         self._on_change = on_change
         self._clock = clock
         self._policy = RetryPolicy(settings.max_attempts, settings.retry_backoff_s)
@@ -120,10 +124,17 @@ class ControllerLoop:
 
     @property
     def problems(self) -> list[str]:
+        if (standing_by := self.standing_by) is not None:
+            return [standing_by]
         found = [text for text in (self._problem, self._failure) if text]
         if self._task is not None and self._clock() - self._ticked_at > _STALE_TICK_S and not found:
             found.append(f"the controller's loop has not ticked for more than {_STALE_TICK_S:g} s")
         return found
+
+    @property
+    def standing_by(self) -> str | None:
+        """Why another controller, not this one, takes what is written; None while this one leads."""
+        return self._leadership.problem if self._leadership is not None else None
 
     def wake(self) -> None:
         loop = self._event_loop
@@ -183,9 +194,18 @@ class ControllerLoop:
     async def _run(self) -> None:
         while not self._stopping:
             self._wake.clear()
+            if self.standing_by is not None:
+                # Whatever was known is another's to know by the time this one leads.
+                self._memory, self._ticked_at = _Memory(), float("-inf")
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), timeout=_STAND_BY_S)
+                continue
             try:
                 await self.tick()
                 self._failure = None
+            except NotLeading as error:
+                logger.warning("this controller leads no more: %s", error, extra={"action": "lead_lost"})
+                continue
             except Exception as error:
                 # Whatever it was (a locked database, a bug), the next tick starts from rows and Ray again.
                 self._failure = f"the controller's last tick failed: {type(error).__name__}"
@@ -283,6 +303,8 @@ class ControllerLoop:
 
     def _decide(self, situation: Situation) -> Plan:
         with self._database.write() as session:
+            if self._leadership is not None:
+                self._leadership.confirm(session)
             return self._planner.plan(session, situation)
 
     # -- act ---------------------------------------------------------------------------------------------------------
@@ -304,16 +326,17 @@ class ControllerLoop:
 
     async def _submit(self, submission_id: str, token: str) -> None:
         home = self._settings.effective_workers_home
-        request = JobRequest(
-            submission_id, self._owner, self._controller_url(), token, None if home is None else str(home)
-        )
         try:
+            urls = self._settings.effective_advertise_url
+            if self._leadership is not None:
+                urls = await asyncio.to_thread(self._leadership.urls)
+            request = JobRequest(submission_id, self._owner, urls, token, None if home is None else str(home))
             await self._launcher.submit(request)
             self._memory.phases[submission_id] = time.time()
         except JobRefused as error:
             logger.warning("Ray refused %s", submission_id, extra={"action": "job_refused"})
             self._memory.refusals[submission_id] = Failure(kind=FailureKind.SETUP_FAILED, message=str(error)[:20_000])
-        except LauncherUnavailable as error:
+        except (LauncherUnavailable, Unavailable) as error:
             # Whether the job was taken is unknown: the next observation shows it, or the attempt is lost.
             logger.warning("submitting %s: %s", submission_id, error, extra={"action": "submit_unanswered"})
         finally:

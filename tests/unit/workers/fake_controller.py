@@ -11,10 +11,14 @@ from typing import Any
 from muonscope.contract.attempts import (
     AttemptFacts,
     AttemptOutcome,
+    CheckpointFact,
+    CheckpointReport,
     Enrolled,
     Enrolment,
     Heartbeat,
     HeartbeatReply,
+    LogAccepted,
+    LogPiece,
     StepsAccepted,
 )
 from muonscope.contract.run_spec import RunSpec
@@ -40,6 +44,8 @@ class FakeController:
         self.repeats = 0
         self.facts: dict[str, Any] = {}
         self.heartbeats: list[Heartbeat] = []
+        self.checkpoints: list[CheckpointFact] = []
+        self.logs: dict[int | None, str] = {}
         self.outcome: AttemptOutcome | None = None
         self.enrolments = 0
         self.batches: list[int] = []
@@ -98,7 +104,14 @@ class FakeController:
                 return 401, b'{"detail":"not this attempt"}'
             if self.superseded:
                 return 409, b'{"detail":"epoch 1 is superseded: the run is at epoch 2"}'
-            handlers = {"facts": self._facts, "steps": self._steps, "heartbeat": self._beat, "outcome": self._end}
+            handlers = {
+                "facts": self._facts,
+                "steps": self._steps,
+                "heartbeat": self._beat,
+                "checkpoints": self._take_checkpoints,
+                "logs": self._take_log,
+                "outcome": self._end,
+            }
             return handlers[verb](body)
 
     def _enrol(self, body: bytes) -> tuple[int, bytes]:
@@ -145,6 +158,15 @@ class FakeController:
     def _beat(self, body: bytes) -> tuple[int, bytes]:
         self.heartbeats.append(Heartbeat.model_validate_json(body))
         return 200, HeartbeatReply(stop_requested=self.stop_requested).model_dump_json().encode()
+
+    def _take_checkpoints(self, body: bytes) -> tuple[int, bytes]:
+        self.checkpoints = list(CheckpointReport.model_validate_json(body).checkpoints)
+        return 204, b""
+
+    def _take_log(self, body: bytes) -> tuple[int, bytes]:
+        piece = LogPiece.model_validate_json(body)
+        self.logs[piece.rank] = self.logs.get(piece.rank, "") + piece.text
+        return 200, LogAccepted(stop=piece.stop).model_dump_json().encode()
 
     def _end(self, body: bytes) -> tuple[int, bytes]:
         self.outcome = AttemptOutcome.model_validate_json(body)

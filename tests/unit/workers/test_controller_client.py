@@ -7,6 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from muonscope.contract.attempts import Heartbeat
+from muonscope.contract.status import AttemptStatus
+from muonscope.contract.telemetry import StepRecord, encode_batch, encode_record
 from tests.unit.workers.fake_controller import FakeController, running
 from workers.controller_client import ControllerClient, Pauses, until_answered
 from workers.errors import AttemptSuperseded, ControllerAway, ControllerRefused
@@ -103,3 +106,29 @@ def test_pauses_grow_to_a_limit_and_heed_what_is_asked() -> None:
     assert pauses.next(asked_s=20) == 20
     pauses.reset()
     assert pauses.next() < 0.2
+
+
+def test_of_several_controllers_the_next_is_asked_when_one_is_away() -> None:
+    with running(attempt_id="run-x-a1") as leading, running(attempt_id="run-x-a1") as gone:
+        gone.stop()
+        client = ControllerClient(f"{gone.url},{leading.url}", "run-x-a1", "attempt-token")
+        body = Heartbeat(status=AttemptStatus.RUNNING).model_dump_json().encode()
+
+        until_answered(lambda: client.post("heartbeat", body), patience_s=5.0)
+        client.post("heartbeat", body)
+
+        client.close()
+    assert len(leading.heartbeats) == 2
+
+
+def test_a_controller_that_stands_by_sends_its_caller_on() -> None:
+    with running(attempt_id="run-x-a1") as leading, running(attempt_id="run-x-a1") as standing_by:
+        standing_by.answers_before_failing = 0
+        client = ControllerClient(f"{standing_by.url},{leading.url}", "run-x-a1", "attempt-token")
+        batch = encode_batch([encode_record(StepRecord(0, False, False))], epoch=1)
+
+        until_answered(lambda: client.post("steps", batch), patience_s=5.0)
+
+        client.close()
+    assert list(leading.records) == [0]
+    assert standing_by.records == {}
