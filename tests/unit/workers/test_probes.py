@@ -36,6 +36,14 @@ def test_norms_of_large_finite_tensors_stay_finite() -> None:
     assert measured[1].item() == pytest.approx(120000, rel=1e-3)
 
 
+@pytest.mark.gpu
+def test_norms_of_tensors_on_two_devices_meet_on_the_first() -> None:
+    measured = norms([torch.full((4,), 2.0).half(), torch.full((9,), 3.0, device="cuda")])
+
+    assert measured.device.type == "cpu"
+    assert measured.tolist() == [4.0, 9.0]
+
+
 def test_norms_tell_nan_from_infinity() -> None:
     measured = norms([torch.tensor([math.inf, 1.0]), torch.tensor([math.nan, math.inf]), torch.zeros(2)])
 
