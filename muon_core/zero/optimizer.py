@@ -52,6 +52,12 @@ class ZeroMuon(torch.optim.Optimizer):
         bucket_elements: int = DEFAULT_BUCKET_ELEMENTS,
         schedule_counts_discarded_steps: bool = False,
     ) -> None:
+        if step_ordering not in STEP_ORDERINGS:
+            raise ValueError(f"step_ordering={step_ordering!r} is unknown; choose one of {', '.join(STEP_ORDERINGS)}")
+        if clip_scope not in CLIP_SCOPES:
+            raise ValueError(f"clip_scope={clip_scope!r} is unknown; choose one of {', '.join(CLIP_SCOPES)}")
+        if bucket_elements < 1:
+            raise ValueError(f"bucket_elements={bucket_elements} must be at least 1")
         super().__init__([dict(group) for group in params], {})
         self.routed = list(routed)
         self.step_ordering = step_ordering
@@ -294,36 +300,16 @@ def build_optimizer(
         wire_dtype: of matrices that travel between ranks; None takes the config's `communication_data_type` if it
             sets one, else float32, which keeps all stages equal bit for bit.
         bucket_elements: bounds a chunk of travelling matrices and a batch of orthogonalized ones.
-        schedule_counts_discarded_steps: a schedule given to `deepspeed.initialize`, or in its config, advances with
-            applied steps alone, for DeepSpeed's engine leaves it where it is when a step is discarded; on, with every
-            step that was tried.
+        schedule_counts_discarded_steps: on, a schedule of DeepSpeed's engine advances with every step that was tried;
+            off, with applied steps alone.
     Raises:
         ValueError: a setting out of range, or nothing to train.
     """
-    validate_settings(lr=lr, momentum=momentum, weight_decay=weight_decay)
-    coefficient_schedule(ns_method, ns_steps)
-    if step_ordering not in STEP_ORDERINGS:
-        raise ValueError(f"step_ordering={step_ordering!r} is unknown; choose one of {', '.join(STEP_ORDERINGS)}")
-    if clip_scope not in CLIP_SCOPES:
-        raise ValueError(f"clip_scope={clip_scope!r} is unknown; choose one of {', '.join(CLIP_SCOPES)}")
-    if bucket_elements < 1:
-        raise ValueError(f"bucket_elements={bucket_elements} must be at least 1")
-    adam_settings = {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": weight_decay, **(adam or {})}
-    unknown = set(adam_settings) - {"lr", "betas", "eps", "weight_decay"}
-    if unknown:
-        raise ValueError(f"adam has unknown settings {sorted(unknown)}; lr, betas, eps and weight_decay are known")
-    validate_settings(lr=adam_settings["lr"], momentum=momentum, weight_decay=adam_settings["weight_decay"])
+    muon: dict[str, Any] = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
+    muon |= {"ns_method": ns_method, "ns_steps": ns_steps}
     routed = route_parameters(model, muon=muon_patterns, adamw=adamw_patterns)
-    muon_settings = {
-        "lr": lr,
-        "momentum": momentum,
-        "weight_decay": weight_decay,
-        "nesterov": nesterov,
-        "ns_method": ns_method,
-        "ns_steps": ns_steps,
-    }
     return ZeroMuon(
-        build_param_groups(model, routed, muon_settings, adam_settings),
+        build_param_groups(model, routed, _checked_muon(muon), _checked_adam(adam or {}, muon)),
         routed,
         step_ordering=step_ordering,
         clip_scope=clip_scope,
@@ -332,6 +318,22 @@ def build_optimizer(
         bucket_elements=bucket_elements,
         schedule_counts_discarded_steps=schedule_counts_discarded_steps,
     )
+
+
+def _checked_muon(settings: dict[str, Any]) -> dict[str, Any]:
+    validate_settings(**{name: settings[name] for name in ("lr", "momentum", "weight_decay")})
+    coefficient_schedule(settings["ns_method"], settings["ns_steps"])
+    return settings
+
+
+def _checked_adam(asked: Mapping[str, Any], muon: Mapping[str, Any]) -> dict[str, Any]:
+    """Complete AdamW's settings with Muon's."""
+    settings = {"lr": muon["lr"], "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": muon["weight_decay"], **asked}
+    unknown = set(settings) - {"lr", "betas", "eps", "weight_decay"}
+    if unknown:
+        raise ValueError(f"adam has unknown settings {sorted(unknown)}; lr, betas, eps and weight_decay are known")
+    validate_settings(lr=settings["lr"], momentum=muon["momentum"], weight_decay=settings["weight_decay"])
+    return settings
 
 
 def attach(engine: Any, optimizer: ZeroMuon) -> None:
