@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from muon_core.newton_schulz import coefficient_schedule, orthogonalize
+from muon_core.kernels import Guard, device_has_kernels, shape_has_kernels
+from muon_core.newton_schulz import coefficient_schedule, default_iteration_dtype, orthogonalize, takes_kernels
 from muon_core.parameters import MatrixShape, matrix_shape
 
 
@@ -38,13 +39,11 @@ def orthogonalize_directions_(
     Args:
         directions: contiguous, any shape that holds `shapes[i].numel` elements.
         shapes: how each is viewed.
-        max_elements: the largest batch: what is held besides the directions.
+        max_elements: the largest batch: what is held besides the directions. The kernels have their own bound.
     """
-    pieces: list[Tensor] = []
-    blocks: list[MatrixShape] = []
-    for direction, whole in zip(directions, shapes, strict=True):
-        blocks += whole.blocks
-        pieces += direction.view(-1).split([block.numel for block in whole.blocks])
+    pieces, blocks = split_into_blocks(directions, shapes)
+    if pieces and takes_kernels(pieces[0], iteration_dtype or default_iteration_dtype(pieces[0].device)):
+        pieces, blocks = _orthogonalize_on_kernels_(pieces, blocks, ns_method, ns_steps, iteration_dtype)
     for positions in batches_of_equal_shape(blocks, max_elements):
         shape = blocks[positions[0]]
         views = [pieces[i].view(blocks[i].batch, shape.rows, shape.cols) for i in positions]
@@ -54,6 +53,42 @@ def orthogonalize_directions_(
             updates.mul_(shape.aspect_scale)
         for view, update in zip(views, updates.split([view.size(0) for view in views]), strict=True):
             view.copy_(update)
+
+
+def split_into_blocks(
+    tensors: Sequence[Tensor], shapes: Sequence[MatrixShape]
+) -> tuple[list[Tensor], list[MatrixShape]]:
+    """Cut contiguous tensors into the flat pieces that are orthogonalized on their own, and say each one's shape."""
+    pieces: list[Tensor] = []
+    blocks: list[MatrixShape] = []
+    for tensor, whole in zip(tensors, shapes, strict=True):
+        blocks += whole.blocks
+        pieces += tensor.view(-1).split([block.numel for block in whole.blocks])
+    return pieces, blocks
+
+
+def _orthogonalize_on_kernels_(
+    pieces: Sequence[Tensor],
+    blocks: Sequence[MatrixShape],
+    ns_method: str,
+    ns_steps: int,
+    iteration_dtype: torch.dtype | None,
+) -> tuple[list[Tensor], list[MatrixShape]]:
+    """Orthogonalize in place what the kernels take; return the rest."""
+    from muon_core.kernels.orthogonalize import step_matrices_
+
+    mine = [i for i, block in enumerate(blocks) if block.numel and shape_has_kernels(block.rows, block.cols)]
+    rest = sorted(set(range(len(blocks))) - set(mine))
+    if mine:
+        step_matrices_(
+            [pieces[i] for i in mine],
+            [blocks[i] for i in mine],
+            [blocks[i].aspect_scale for i in mine],
+            ns_method=ns_method,
+            schedule=coefficient_schedule(ns_method, ns_steps),
+            dtype=iteration_dtype or default_iteration_dtype(pieces[0].device),
+        )
+    return [pieces[i] for i in rest], [blocks[i] for i in rest]
 
 
 def batches_of_equal_shape(shapes: Sequence[MatrixShape], max_elements: int) -> Iterator[list[int]]:
@@ -73,15 +108,32 @@ def batches_of_equal_shape(shapes: Sequence[MatrixShape], max_elements: int) -> 
         yield batch
 
 
-def apply_update_(weight: Tensor, update: Tensor, *, lr: float, weight_decay: float) -> None:
+def apply_update_(weight: Tensor, update: Tensor, *, lr: float | Tensor, weight_decay: float) -> None:
     """Decoupled weight decay, then the step."""
-    weight.mul_(1 - lr * weight_decay).add_(update.view_as(weight), alpha=-lr)
+    if isinstance(lr, Tensor):
+        weight.mul_(1 - lr * weight_decay).sub_(update.view_as(weight) * lr)
+    else:
+        weight.mul_(1 - lr * weight_decay).add_(update.view_as(weight), alpha=-lr)
 
 
-def adamw_step_(weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-    """One AdamW step by torch's own arithmetic, so that it equals `torch.optim.AdamW` to the last bit."""
+def adamw_step_(
+    weight: Tensor,
+    gradient: Tensor,
+    state: dict[str, Any],
+    group: dict[str, Any],
+    *,
+    skip: Tensor | None = None,
+) -> None:
+    """One AdamW step by torch's own arithmetic, so that it equals `torch.optim.AdamW` to the last bit.
+
+    Args:
+        skip: on the device; where it is not zero nothing moves, the count of steps included. It takes torch's fused
+            kernel, whose rounding is its own.
+    """
     if not state:
         state.update(new_adamw_state(weight))
+    if skip is not None and state["step"].device != weight.device:
+        state["step"] = state["step"].to(weight.device)
     beta1, beta2 = group["betas"]
     adamw(
         [weight],
@@ -91,6 +143,9 @@ def adamw_step_(weight: Tensor, gradient: Tensor, state: dict[str, Any], group: 
         [],
         [state["step"]],
         foreach=False,
+        fused=skip is not None,
+        # Without dimensions, as the count of steps is.
+        found_inf=None if skip is None else skip.squeeze(),
         amsgrad=False,
         beta1=beta1,
         beta2=beta2,
@@ -109,21 +164,29 @@ def new_adamw_state(weight: Tensor) -> dict[str, Any]:
 class Muon(torch.optim.Optimizer):
     """Muon on whole matrices; groups with `route: "adamw"` take AdamW's step instead.
 
-    Works under `torch.amp.GradScaler`: an overflowed step never calls `step`, so the momentum cannot absorb it.
+    Works under `torch.amp.GradScaler`: no overflowed step reaches the momentum. On a GPU neither the scaler's verdict
+    nor `skip_nonfinite`'s is read by the host: a step to be discarded runs and writes nothing, and a whole step can be
+    captured in a CUDA graph (after one step that makes the state, with gradients that stay in place).
 
     Args:
         params: matrices, or groups as `build_param_groups` makes them.
-        lr: learning rate; an update has singular values near `sqrt(max(1, rows / cols))` before it.
+        lr: learning rate; an update has singular values near `sqrt(max(1, rows / cols))` before it. A tensor on the
+            parameters' device can change under a captured step.
         momentum: of the gradient's running mean.
         weight_decay: decoupled.
         nesterov: blend the gradient into the momentum once more before orthogonalizing.
         ns_method, ns_steps, iteration_dtype: as for `orthogonalize`.
+        skip_nonfinite: discard a step in which any gradient, of any group, has a non-finite element. Without it, and
+            without a scaler, such a gradient is for the caller to find.
     """
+
+    # GradScaler then hands its verdict and scale over as device tensors, and always calls `step`.
+    _step_supports_amp_scaling = True
 
     def __init__(
         self,
         params: Iterable[Any],
-        lr: float = 0.02,
+        lr: float | Tensor = 0.02,
         *,
         momentum: float = 0.95,
         weight_decay: float = 0.0,
@@ -131,8 +194,9 @@ class Muon(torch.optim.Optimizer):
         ns_method: str = "gram",
         ns_steps: int = 5,
         iteration_dtype: torch.dtype | None = None,
+        skip_nonfinite: bool = False,
     ) -> None:
-        validate_settings(lr=lr, momentum=momentum, weight_decay=weight_decay)
+        validate_settings(lr=float(lr), momentum=momentum, weight_decay=weight_decay)
         coefficient_schedule(ns_method, ns_steps)
         defaults = {
             "lr": lr,
@@ -148,7 +212,9 @@ class Muon(torch.optim.Optimizer):
         }
         super().__init__(params, defaults)
         self.iteration_dtype = iteration_dtype
+        self.skip_nonfinite = skip_nonfinite
         self.ns_calls = 0
+        """Parameters orthogonalized so far; on a GPU those of discarded steps among them."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -165,41 +231,136 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        guard = self._guard()
+        if guard.flag is not None and guard.flag.device.type == "cpu":
+            if guard.flag.item():
+                return loss
+            guard = Guard(None, guard.gradient_scale)
         for group in self.param_groups:
+            members = [
+                (parameter, matrices)
+                for parameter, matrices in zip(
+                    group["params"], group["matrices"] or [None] * len(group["params"]), strict=True
+                )
+                if parameter.grad is not None
+            ]
             if group["route"] == "muon":
-                self._muon_step(group)
+                self._muon_step(group, members, guard)
             else:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        adamw_step_(parameter, parameter.grad, self.state[parameter], group)
+                for parameter, _ in members:
+                    self._adamw_step(parameter, group, guard)
         return loss
 
-    def _muon_step(self, group: dict[str, Any]) -> None:
-        members: list[nn.Parameter] = []
-        directions: list[Tensor] = []
-        shapes: list[MatrixShape] = []
-        for parameter, matrices in zip(group["params"], group["matrices"], strict=True):
-            if parameter.grad is None:
-                continue
-            state = self.state[parameter]
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
+    def _guard(self) -> Guard:
+        """What says whether this step is to be discarded, and what the gradients are multiplied by."""
+        flag: Tensor | None = getattr(self, "found_inf", None)
+        scale: Tensor | None = getattr(self, "grad_scale", None)
+        if self.skip_nonfinite:
+            gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+            found = nonfinite_flag(gradients)
+            flag = found if flag is None or found is None else torch.maximum(found, flag.view(1).to(found.device))
+        if scale is not None:
+            # As GradScaler's own unscaling rounds it.
+            scale = scale.double().reciprocal().float().view(1)
+        return Guard(None if flag is None else flag.view(1), scale)
+
+    def _muon_step(
+        self, group: dict[str, Any], members: Sequence[tuple[nn.Parameter, MatrixShape]], guard: Guard
+    ) -> None:
+        for parameter, _ in members:
+            if "momentum_buffer" not in self.state[parameter]:
+                buffer = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
+                self.state[parameter]["momentum_buffer"] = buffer
+        self.ns_calls += len(members)
+        rest = self._fused_step(group, members, guard)
+        directions = []
+        for parameter, _ in rest:
+            assert parameter.grad is not None
             # A copy: the caller's gradient stays as it is.
             gradient = parameter.grad.clone(memory_format=torch.contiguous_format)
-            blend_momentum_(gradient, state["momentum_buffer"], momentum=group["momentum"], nesterov=group["nesterov"])
-            members.append(parameter)
+            if guard.gradient_scale is not None:
+                gradient.mul_(guard.gradient_scale)
+            buffer = self.state[parameter]["momentum_buffer"]
+            moved = buffer if guard.flag is None else buffer.clone()
+            blend_momentum_(gradient, moved, momentum=group["momentum"], nesterov=group["nesterov"])
+            _keep_where(guard.flag, buffer, moved)
             directions.append(gradient)
-            shapes.append(matrices)
         orthogonalize_directions_(
             directions,
-            shapes,
+            [matrices for _, matrices in rest],
             ns_method=group["ns_method"],
             ns_steps=group["ns_steps"],
             iteration_dtype=self.iteration_dtype,
         )
-        self.ns_calls += len(directions)
-        for parameter, update in zip(members, directions, strict=True):
-            apply_update_(parameter, update, lr=group["lr"], weight_decay=group["weight_decay"])
+        for (parameter, _), update in zip(rest, directions, strict=True):
+            weight = parameter if guard.flag is None else parameter.clone()
+            apply_update_(weight, update, lr=group["lr"], weight_decay=group["weight_decay"])
+            _keep_where(guard.flag, parameter, weight)
+
+    def _fused_step(
+        self, group: dict[str, Any], members: Sequence[tuple[nn.Parameter, MatrixShape]], guard: Guard
+    ) -> list[tuple[nn.Parameter, MatrixShape]]:
+        """Step on the kernels what they take, all of it in a few launches; return the rest."""
+        mine = [member for member in members if self._is_fusible(*member)]
+        if not mine:
+            return list(members)
+        from muon_core.kernels.orthogonalize import Momentum, WeightUpdate, step_matrices_
+
+        shapes = [matrices for _, matrices in mine]
+        gradients, blocks = split_into_blocks([parameter.grad for parameter, _ in mine], shapes)  # type: ignore[misc]
+        buffers, _ = split_into_blocks([self.state[parameter]["momentum_buffer"] for parameter, _ in mine], shapes)
+        weights, _ = split_into_blocks([parameter.data for parameter, _ in mine], shapes)
+        step_matrices_(
+            gradients,
+            blocks,
+            [block.aspect_scale for block in blocks],
+            ns_method=group["ns_method"],
+            schedule=coefficient_schedule(group["ns_method"], group["ns_steps"]),
+            dtype=self.iteration_dtype or default_iteration_dtype(gradients[0].device),
+            momentum=Momentum(buffers, group["momentum"], group["nesterov"]),
+            update=WeightUpdate(weights, group["lr"], group["weight_decay"]),
+            guard=guard,
+        )
+        taken = {id(parameter) for parameter, _ in mine}
+        return [member for member in members if id(member[0]) not in taken]
+
+    def _is_fusible(self, parameter: nn.Parameter, matrices: MatrixShape) -> bool:
+        tensors = (parameter, parameter.grad, self.state[parameter]["momentum_buffer"])
+        return (
+            takes_kernels(parameter, self.iteration_dtype or default_iteration_dtype(parameter.device))
+            and all(t is not None and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+            and all(block.numel > 0 and shape_has_kernels(block.rows, block.cols) for block in matrices.blocks)
+        )
+
+    def _adamw_step(self, parameter: nn.Parameter, group: dict[str, Any], guard: Guard) -> None:
+        assert parameter.grad is not None
+        gradient = parameter.grad if guard.gradient_scale is None else parameter.grad * guard.gradient_scale
+        adamw_step_(parameter, gradient, self.state[parameter], group, skip=guard.flag)
+
+
+def nonfinite_flag(gradients: Sequence[Tensor]) -> Tensor | None:
+    """Return 1.0 on the gradients' device if any of their elements is not finite, else 0.0; None if there are none."""
+    if not gradients:
+        return None
+    flag = torch.zeros(1, device=gradients[0].device)
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for gradient in gradients:
+        if device_has_kernels(gradient.device) and gradient.device == flag.device and gradient.is_contiguous():
+            by_dtype.setdefault(gradient.dtype, []).append(gradient)
+        else:
+            is_bad = gradient.isfinite().all().logical_not()
+            flag = torch.maximum(flag, is_bad.to(flag.device, torch.float32))
+    for of_dtype in by_dtype.values():
+        from muon_core.kernels.orthogonalize import find_nonfinite_
+
+        find_nonfinite_(of_dtype, flag)
+    return flag
+
+
+def _keep_where(flag: Tensor | None, tensor: Tensor, moved: Tensor) -> None:
+    """Write what has moved, unless the flag, which the host does not read, says that the step is discarded."""
+    if flag is not None:
+        tensor.copy_(torch.where(flag != 0, tensor, moved))
 
 
 def validate_settings(*, lr: float, momentum: float, weight_decay: float) -> None:

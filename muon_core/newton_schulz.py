@@ -14,6 +14,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from muon_core.kernels import device_has_kernels, shape_has_kernels
+from muon_core.parameters import MatrixShape
+
 NS_METHODS: Final = ("standard", "gram", "polar_express")
 
 Coefficients = tuple[float, float, float]
@@ -91,15 +94,36 @@ def orthogonalize(
     schedule = coefficient_schedule(ns_method, ns_steps)
     if matrix.numel() == 0:
         return matrix.clone()
+    dtype = iteration_dtype or default_iteration_dtype(matrix.device)
+    if takes_kernels(matrix, dtype) and shape_has_kernels(*matrix.shape[-2:]):
+        return _orthogonalize_on_kernels(matrix, ns_method, schedule, dtype)
     # One 3-D path for one matrix and for many: the products then round alike whatever the batch.
     batch_BMN = matrix.reshape(-1, *matrix.shape[-2:])
-    x_BMN = _normalized(batch_BMN).to(iteration_dtype or default_iteration_dtype(matrix.device))
+    x_BMN = _normalized(batch_BMN).to(dtype)
     is_tall = x_BMN.size(-2) > x_BMN.size(-1)
     x_Bnm = x_BMN.mT if is_tall else x_BMN
     # On the Gram matrix the iteration costs 14 n^3 + 4 n^2 m products, else 5 n^3 + 10 n^2 m.
     iterate = _gram if ns_method == "gram" and 2 * x_Bnm.size(-1) > 3 * x_Bnm.size(-2) else _standard
     x_Bnm = iterate(x_Bnm, schedule)
     return (x_Bnm.mT if is_tall else x_Bnm).to(matrix.dtype).reshape(matrix.shape)
+
+
+def takes_kernels(matrix: Tensor, iteration_dtype: torch.dtype) -> bool:
+    """Whether a tensor's device and dtypes are ones that `muon_core.kernels` takes."""
+    has_dtypes = iteration_dtype in (torch.float16, torch.bfloat16) and matrix.dtype != torch.float64
+    return has_dtypes and device_has_kernels(matrix.device)
+
+
+def _orthogonalize_on_kernels(
+    matrix: Tensor, ns_method: str, schedule: Sequence[Coefficients], dtype: torch.dtype
+) -> Tensor:
+    from muon_core.kernels.orthogonalize import step_matrices_
+
+    result = matrix.clone(memory_format=torch.contiguous_format)
+    rows, cols = matrix.shape[-2:]
+    shape = MatrixShape(matrix.numel() // (rows * cols), rows, cols)
+    step_matrices_([result], [shape], [1.0], ns_method=ns_method, schedule=schedule, dtype=dtype)
+    return result
 
 
 def _normalized(batch_BMN: Tensor) -> Tensor:

@@ -1,0 +1,15 @@
+"""What a step reads on the device and never on the host."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """One step's verdict and scale; with neither, it is any step."""
+
+    flag: Tensor | None = None
+    """float32, one element; not zero: the step is discarded, so nothing is written."""
+    gradient_scale: Tensor | None = None
+    """float32, one element: the factor that takes a gradient to its own units."""
