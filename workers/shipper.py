@@ -50,6 +50,8 @@ class Shipper:
     def __init__(self, directory: Path, timeout_s: float = 10.0) -> None:
         self.directory = directory
         self.shipped = Shipped.read(directory)
+        self.is_behind = False
+        """Whether the last batch was as large as one gets: more is waiting already."""
         self._destination = Destination.read(directory)
         self._reader = SpoolReader(directory)
         self._client = ControllerClient(
@@ -90,7 +92,8 @@ class Shipper:
             except TelemetryError as error:
                 self._remember(Shipped(offset, self.shipped.records, f"the spool is damaged: {error}"))
                 raise ControllerRefused(str(self.directory), 0, f"the spool is damaged: {error}") from error
-            if payloads or len(data) < limit:
+            self.is_behind = len(data) == limit
+            if payloads or not self.is_behind:
                 return payloads, length
             # One frame larger than the read: look further.
             limit *= 4
@@ -132,7 +135,8 @@ def _ship_while_written(shipper: Shipper) -> bool:
         pauses.reset()
         if not count and not alive:
             return True
-        time.sleep(POLL_S)
+        if not shipper.is_behind:
+            time.sleep(POLL_S)
 
 
 def drain(directory: Path, patience_s: float, give_up: threading.Event | None = None) -> Shipped:

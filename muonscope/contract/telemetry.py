@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate, pairwise
+from operator import attrgetter
 from typing import Any, Final
 
 SCHEMA_VERSION: Final = 1
@@ -73,22 +74,20 @@ class StepRecord:
     """Momentum norm of every trainable parameter after the step, float32 little-endian; empty: not measured."""
 
 
+_values_of: Final = attrgetter(*SCALARS, *COUNTS)
+_ALL_PRESENT: Final = (1 << len(SCALARS) + len(COUNTS)) - 1
 STEP_FIELDS: Final = tuple(field.name for field in fields(StepRecord) if field.name != "parameter_norms")
 
 
 def encode_record(record: StepRecord) -> bytes:
     """Return the record's payload, without its frame."""
-    present, scalars, counts = 0, [], []
-    for index, name in enumerate(SCALARS):
-        value = getattr(record, name)
-        present |= (value is not None) << index
-        scalars.append(0.0 if value is None else value)
-    for index, name in enumerate(COUNTS, start=len(SCALARS)):
-        value = getattr(record, name)
-        present |= (value is not None) << index
-        counts.append(0 if value is None else value)
+    values: Sequence[Any] = _values_of(record)
+    present = _ALL_PRESENT
+    if None in values:
+        present = sum((value is not None) << index for index, value in enumerate(values))
+        values = [0 if value is None else value for value in values]
     flags = record.overflow * OVERFLOW | record.discarded * DISCARDED
-    head = _RECORD.pack(record.step, flags, present, *scalars, *counts)
+    head = _RECORD.pack(record.step, flags, present, *values)
     return head + _COUNT.pack(len(record.parameter_norms) // 4) + record.parameter_norms
 
 

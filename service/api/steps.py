@@ -1,22 +1,20 @@
-"""A run's record, as pages of rows, as columns for a chart, as CSV; its parameters and their momentum norms."""
+"""A run's record, as pages of rows, as columns for a chart, as files; its parameters and their momentum norms."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Path, Query, Response
-from fastapi.responses import StreamingResponse
 
 from service.analysis.downsampling import EXACT_UP_TO
 from service.api.dependencies import DatabaseDependency
 from service.api.schemas import PROBLEMS
+from service.api.step_exports import MEDIA_TYPES, export_steps
 from service.api.step_schemas import (
-    STEP_KEYS,
     ParametersOut,
     ParameterStepsOut,
     SeriesOut,
     StepsOut,
-    csv_cells,
     parameter_json,
     parameter_step_json,
     series_json,
@@ -28,14 +26,13 @@ from service.store.models import Run
 from service.store.outlines import OutlineRepository
 from service.store.parameters import ParameterRepository
 from service.store.runs import RunRepository
-from service.store.session import Database, Session
+from service.store.session import Session
 from service.store.steps import MAX_PAGE, StepRepository
 
 router = APIRouter(prefix="/runs", tags=["steps"], responses=PROBLEMS)
 
 DEFAULT_FIELDS: Final = ("loss", "loss_scale_before", "grad_norm", "update_norm", "momentum_norm")
 MAX_POINTS: Final = 200_000
-_CSV_CHUNK: Final = 5000
 _LARGEST_STEP: Final = 2**63 - 1
 
 RunId = Annotated[str, Path(alias="run_id", max_length=64, examples=["abcdefghijkl"])]
@@ -46,7 +43,12 @@ Stop = Annotated[int | None, Query(ge=0, le=_LARGEST_STEP, description="The step
 @router.get(
     "/{run_id}/steps",
     summary="Read a run's steps, every one of them exact",
-    responses={200: {"model": StepsOut | SeriesOut, "content": {"text/csv": {"schema": {"type": "string"}}}}},
+    responses={
+        200: {
+            "model": StepsOut | SeriesOut,
+            "content": {kind: {"schema": {"type": "string"}} for kind in MEDIA_TYPES.values()},
+        }
+    },
     response_class=Response,
 )
 def get_steps(
@@ -64,13 +66,16 @@ def get_steps(
         ),
     ] = None,
     fields: Annotated[str | None, Query(max_length=1000, description="Columns wanted, with commas between.")] = None,
-    format: Annotated[Literal["json", "csv"], Query(description="`csv` gives every step from start to stop.")] = "json",
+    format: Annotated[
+        Literal["json", "csv", "parquet", "arrow"],
+        Query(
+            description="`csv`, `parquet` and `arrow` (an IPC stream) give every step from start to stop; the last two "
+            "hold the momentum norms too and need pyarrow.",
+        ),
+    ] = "json",
 ) -> Response:  # fmt: skip
-    if format == "csv":
-        with database.read() as session:
-            RunRepository(session).get(run_id)
-        headers = {"Content-Disposition": f'attachment; filename="{run_id}-steps.csv"'}
-        return StreamingResponse(_csv(database, run_id, start, stop), media_type="text/csv", headers=headers)
+    if format != "json":
+        return export_steps(database, run_id, format, start, stop)
     with database.read() as session:
         run = RunRepository(session).get(run_id)
         steps = StepRepository(session)
@@ -128,18 +133,6 @@ def _names(fields: str | None) -> tuple[str, ...]:
     if not names:
         raise InvalidInput("no field is named", field="fields", value=fields, remedy="write fields=loss,grad_norm")
     return tuple(name for name in names if name != "step") or DEFAULT_FIELDS
-
-
-def _csv(database: Database, run_id: str, start: int, stop: int | None) -> Iterator[str]:
-    """Yield the record as CSV; each chunk is a transaction of its own, so that a slow reader holds none open."""
-    yield ",".join(STEP_KEYS) + "\r\n"
-    following: int | None = start
-    while following is not None:
-        with database.read() as session:
-            run = RunRepository(session).get(run_id)
-            page = StepRepository(session).page(run, start=following, stop=stop, limit=_CSV_CHUNK)
-        yield "".join(",".join(csv_cells(current)) + "\r\n" for current in page.steps)
-        following = page.next_start
 
 
 def _json(document: dict[str, Any]) -> Response:

@@ -1,26 +1,41 @@
 """A run's record as rows, series and CSV."""
 
 import csv
+import importlib.util
 import io
 import math
+import tempfile
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from muonscope.contract.telemetry import COUNTS, SCALARS, STEP_FIELDS, StepRecord, decode_number
+from service.api.step_exports import CHUNK
 from service.store.session import Database
 from tests.integration.api_telemetry.workers import PARAMETERS, Workers, workers
 from tests.records import discarded_record, norms, step_record
+from workers.shipper import Shipper
+from workers.spool import Destination, SpoolWriter
 
 NAN, INF = math.nan, math.inf
 
 
 def same(one: Any, other: Any) -> bool:
     return bool(one == other or (one != one and other != other))
+
+
+def same_list(one: list[Any] | None, other: list[Any] | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return all(same(a, b) for a, b in zip(one, other, strict=True))
 
 
 def _from_json(step: dict[str, Any]) -> dict[str, Any]:
@@ -42,32 +57,90 @@ numbers = st.one_of(st.sampled_from([None, NAN, INF, -INF]), st.floats(width=64)
 counts = st.none() | st.integers(-(2**63), 2**63 - 1)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def _from_table(table: Any) -> list[dict[str, Any]]:
+    """Read Arrow data without pandas, which would take null for NaN."""
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
+
+
+def _through_the_spool(records: list[StepRecord], voice: Workers) -> None:
+    """Carry the records as a rank does: appended to a spool, shipped from there."""
+    with tempfile.TemporaryDirectory() as folder:
+        destination = Destination(str(voice.client.base_url), voice.attempt_id, voice.token, voice.epoch)
+        writer = SpoolWriter(Path(folder), destination)
+        for record in records:
+            writer.append(record)
+        writer.close()
+        with closing(Shipper(Path(folder))) as shipper:
+            assert shipper.ship_once() == len(records)
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
-def test_values_stay_distinct_from_batch_to_json_csv_and_series(
+def test_values_stay_distinct_from_the_rank_to_every_format_and_back(
     any_client: httpx.Client, database: Database, data: st.DataObject
 ) -> None:
     voice = workers(any_client, database)
+    voice.post("facts", {"parameters": PARAMETERS})
     sent = [
         StepRecord(
             step, data.draw(st.booleans()), data.draw(st.booleans()),
             *(data.draw(numbers) for _ in SCALARS), *(data.draw(counts) for _ in COUNTS),
-            norms(*data.draw(st.lists(st.floats(width=32), min_size=1, max_size=2))),
+            data.draw(st.just(b"") | st.lists(st.floats(width=32), min_size=2, max_size=2).map(lambda it: norms(*it))),
         )
         for step in range(data.draw(st.integers(1, 4)))
     ]  # fmt: skip
-    assert voice.steps(sent).status_code == 200
+    _through_the_spool(sent, voice)
 
     path = f"/runs/{voice.run_id}/steps"
+
+    def exported(form: str) -> bytes:
+        return any_client.get(path, params={"format": form}).content
+
     rows = [_from_json(step) for step in any_client.get(path).json()["steps"]]
-    table = [_from_csv(row) for row in csv.DictReader(io.StringIO(any_client.get(path, params={"format": "csv"}).text))]
+    table = [_from_csv(row) for row in csv.DictReader(io.StringIO(exported("csv").decode()))]
+    parquet = _from_table(pq.read_table(pa.BufferReader(exported("parquet"))))
+    arrow = _from_table(pa.ipc.open_stream(exported("arrow")).read_all())
     series = any_client.get(path, params={"max_points": 100, "fields": ",".join(SCALARS)}).json()["series"]
+    by_parameter = [
+        any_client.get(f"/runs/{voice.run_id}/parameters/{index}/steps").json()["steps"] for index in range(2)
+    ]
     for place, record in enumerate(sent):
         for name in STEP_FIELDS:
-            assert same(rows[place][name], getattr(record, name)), name
-            assert same(table[place][name], getattr(record, name)), name
+            for read in (rows, table, parquet, arrow):
+                assert same(read[place][name], getattr(record, name)), name
         for name in SCALARS:
             assert same(decode_number(series[name][place]), getattr(record, name)), name
+        packed = np.frombuffer(record.parameter_norms, "<f4").tolist() or None
+        for read in (parquet, arrow):
+            assert same_list(read[place]["momentum_norms"], packed)
+        shown = [decode_number(steps[place]["momentum_norm"]) for steps in by_parameter]
+        assert same_list(None if shown == [None, None] else shown, packed)
+
+
+def test_a_format_that_needs_what_is_not_installed_says_what_to_install(
+    client: httpx.Client, sqlite_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    voice = workers(client, sqlite_database)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pyarrow" else find_spec(name))
+
+    refused = client.get(f"/runs/{voice.run_id}/steps", params={"format": "parquet"})
+
+    assert refused.status_code == 422
+    assert (refused.json()["field"], refused.json()["value"]) == ("format", "parquet")
+    assert "muonscope[arrow]" in refused.json()["remedy"]
+    assert client.get(f"/runs/{voice.run_id}/steps", params={"format": "csv"}).status_code == 200
+
+
+def test_a_file_of_many_chunks_is_whole_and_in_order(client: httpx.Client, sqlite_database: Database) -> None:
+    voice = workers(client, sqlite_database, steps=20_000)
+    count = 2 * CHUNK + 17
+    assert voice.steps([step_record(step) for step in range(count)]).status_code == 200
+
+    for form, read in (("parquet", pq.read_table), ("arrow", lambda file: pa.ipc.open_stream(file).read_all())):
+        body = client.get(f"/runs/{voice.run_id}/steps", params={"format": form, "start": 3}).content
+        assert read(pa.BufferReader(body))["step"].to_pylist() == list(range(3, count))
 
 
 def test_rows_come_in_pages_that_name_the_next(client: httpx.Client, sqlite_database: Database) -> None:
