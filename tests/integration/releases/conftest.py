@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from workers.errors import ReleaseUnavailable
-from workers.releases import ensure_installed
+from workers.releases import ensure_installed, releases_root
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-CACHE_VARIABLE = "MUONSCOPE_TEST_RELEASES"
-CACHE = Path(os.environ.get(CACHE_VARIABLE, "~/.cache/muonscope/test-releases")).expanduser()
+# A Muonscope home that outlives the tests, for the releases in it.
+HOME = Path(os.environ.get("MUONSCOPE_TEST_HOME", "~/.cache/muonscope-tests")).expanduser()
 
 Train = Callable[[str | None, list[dict[str, Any]]], list[Any]]
 
@@ -23,7 +23,7 @@ Train = Callable[[str | None, list[dict[str, Any]]], list[Any]]
 def installed(version: str) -> Path:
     """Return a release's folder; a machine that cannot install it skips, but for CI, where that is a failure."""
     try:
-        return ensure_installed(CACHE, version)
+        return ensure_installed(releases_root(HOME), version)
     except ReleaseUnavailable as error:
         if os.environ.get("CI"):
             raise
