@@ -7,6 +7,7 @@ What only a built model can show (expert layers, a tag on a parameter) is left t
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from muonscope.contract import ds_config
 from muonscope.contract.releases import RELEASES
 from muonscope.contract.status import Implementation, Precision, StepOrdering
 
@@ -134,6 +135,12 @@ def _schedule(spec: "RunSpec") -> str | None:
     return None
 
 
+def _ds_config(spec: "RunSpec") -> str | None:
+    """The table of known keys is one release's; another one says itself what it takes."""
+    is_other = spec.deepspeed is not None and spec.deepspeed.version != ds_config.RELEASE
+    return None if is_other else ds_config.refusal(spec.ds_config)
+
+
 def _offload(spec: "RunSpec") -> str | None:
     zero = _part(spec.ds_config, "zero_optimization")
     optimizer, parameters = (_device(zero, f"offload_{what}") for what in ("optimizer", "param"))
@@ -166,8 +173,6 @@ def _deepspeed_settings(spec: "RunSpec") -> str | None:
     autocast = _part(config, "torch_autocast")
     if zero.get("zenflow"):
         return "ds_config.zero_optimization.zenflow steps parts of a partition at other times than the rest; remove it"
-    if _number(zero.get("mics_shard_size")) > 0:
-        return "ds_config.zero_optimization.mics_shard_size cuts partitions in a way of its own; remove it"
     if _number(tensor_parallel.get("autotp_size")) > 1:
         return (
             f"ds_config.tensor_parallel.autotp_size={tensor_parallel['autotp_size']} splits matrices beyond ZeRO's "
@@ -241,6 +246,7 @@ _RULES: Final[tuple[Callable[["RunSpec"], str | None], ...]] = (
     _native_settings,
     _clip_scope,
     _schedule,
+    _ds_config,
     _offload,
     _deepspeed_settings,
     _deepspeed_combinations,

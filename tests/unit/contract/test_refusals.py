@@ -56,7 +56,6 @@ REFUSED: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
         {"ds_config": {"zero_force_ds_cpu_optimizer": True}},
     ),
     (zero(zenflow={"topk_ratio": 0.1}), "zenflow", zero(zenflow=None)),
-    (zero(mics_shard_size=2), "mics_shard_size", zero(mics_shard_size=-1)),
     (
         {"ds_config": {"tensor_parallel": {"autotp_size": 2}}},
         "autotp_size=2",
