@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import GZipMiddleware
 
-from service.api import attempts, cluster, compare, events, experiments, health, problems, queue, runs, steps
+from service.api import attempts, cluster, compare, events, experiments, health, load, problems, queue, runs, steps
 from service.api.feed import ChangeFeed
 from service.api.middleware import BodyLimit, OneWriter, Problems, SecurityHeaders, TrustedCaller
 from service.api.responses import StrictJSONResponse
@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 ROUTERS: Final = (
     runs.router,
     steps.router,
+    load.router,
     events.router,
     compare.router,
     experiments.router,

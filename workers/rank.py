@@ -18,6 +18,7 @@ from typing import Any, Final
 from muonscope.contract.attempts import FinalState, ParameterFact, RankFact
 from muonscope.contract.run_spec import RunSpec
 from muonscope.contract.status import FailureKind, MomentumUnit, Phase
+from workers import system_load
 from workers.background import Background
 from workers.environment import keep_compiler_unloaded, prepare_environment, remove_stale_extension_locks
 from workers.failure import VERDICT_BEARING, RankFailure, describe
@@ -160,6 +161,7 @@ class Rank:
         """
         failure, final, first_step = None, None, self._assignment.first_step
         stage = FailureKind.SETUP_FAILED
+        load = system_load.start(self._assignment.destination, self._assignment.rank)
         try:
             self._imports.wait()
             self._mark(Phase.IMPORTED)
@@ -170,6 +172,8 @@ class Rank:
             final = _final_state(training)
         except Exception as error:
             failure = self._describe(error, stage)
+        finally:
+            load.stop()
         return self._ended(failure, final, first_step)
 
     def _build(self, host: str, port: int) -> tuple[Any, int]:

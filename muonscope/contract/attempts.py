@@ -6,6 +6,7 @@
     POST /attempts/{id}/heartbeat   Heartbeat         -> HeartbeatReply  every `heartbeat_s`
     POST /attempts/{id}/checkpoints CheckpointReport  -> 204             when one is complete or was removed
     POST /attempts/{id}/logs        LogPiece          -> LogAccepted     as ranks and driver print
+    POST /attempts/{id}/load        LoadReport        -> 204             from each rank, a sample every 5 s
     POST /attempts/{id}/outcome     AttemptOutcome    -> 204             once, after the last step was accepted
 
 All but `enrol` carry `Authorization: Bearer <attempt token>`.
@@ -52,6 +53,31 @@ class CheckpointReport(_Message):
     """Every complete checkpoint of the run that is there now; those not named are gone."""
 
     checkpoints: tuple[CheckpointFact, ...] = Field(max_length=10_000)
+
+
+class LoadSample(_Message):
+    """What one rank's process, its node and its GPU were busy with at one moment; null: could not be measured."""
+
+    rank: int = Field(ge=0, lt=2**31)
+    at: float = Field(ge=0, lt=2**33)
+    """Unix seconds, on the rank's clock."""
+    cpu_percent: float | None = Field(None, ge=0, allow_inf_nan=False)
+    """Of one core, the process's own threads together, since the sample before."""
+    memory_bytes: int | None = Field(None, ge=0, lt=2**63)
+    """The process's resident memory."""
+    node_cpu_percent: float | None = Field(None, ge=0, allow_inf_nan=False)
+    node_memory_bytes: int | None = Field(None, ge=0, lt=2**63)
+    node_memory_total_bytes: int | None = Field(None, ge=0, lt=2**63)
+    gpu_percent: float | None = Field(None, ge=0, allow_inf_nan=False)
+    gpu_memory_bytes: int | None = Field(None, ge=0, lt=2**63)
+    """In use on the device, by whomever."""
+    gpu_memory_total_bytes: int | None = Field(None, ge=0, lt=2**63)
+
+
+class LoadReport(_Message):
+    """Samples of one rank or several. One that was sent before, of the same rank and moment, is kept as it was."""
+
+    samples: tuple[LoadSample, ...] = Field(max_length=1000)
 
 
 class LogPiece(_Message):

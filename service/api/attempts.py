@@ -20,6 +20,7 @@ from muonscope.contract.attempts import (
     Enrolment,
     Heartbeat,
     HeartbeatReply,
+    LoadReport,
     StepsAccepted,
 )
 from muonscope.contract.run_spec import RunSpec
@@ -32,6 +33,7 @@ from service.errors import Conflict, InvalidInput, MalformedRequest
 from service.store.attempts import AttemptRepository
 from service.store.checkpoints import CheckpointRepository
 from service.store.events import EventRepository
+from service.store.load import LoadRepository
 from service.store.models import Attempt
 from service.store.runs import RunRepository
 from service.store.session import Database, Session
@@ -149,6 +151,14 @@ def report_checkpoints(
     with database.write() as session:
         attempt = _admitted(session, attempt_id, token)
         CheckpointRepository(session).replace(attempt, report.checkpoints)
+    return Response(status_code=204)
+
+
+@router.post("/{attempt_id}/load", status_code=204, summary="Say how busy ranks, nodes and GPUs were")
+def add_load(attempt_id: AttemptId, report: LoadReport, token: BearerToken, database: DatabaseDependency) -> Response:
+    # Lost, it costs a point of a curve.
+    with database.write(durable=False) as session:
+        LoadRepository(session).add(_admitted(session, attempt_id, token), report.samples)
     return Response(status_code=204)
 
 
