@@ -58,3 +58,10 @@ def test_raw_settings_are_laid_upon_ours_key_by_key() -> None:
         "b": 4,
         "c": 6,
     }
+
+
+@pytest.mark.parametrize(("version", "knows"), [("0.18.9", False), ("0.19.0", True)])
+def test_a_release_is_given_no_key_that_its_muon_does_not_know(version: str, knows: bool) -> None:
+    config = deepspeed_config(RunSpec.model_validate({"deepspeed": {"version": version}}))
+
+    assert ("ns_method" in config["optimizer"]["params"]) is knows
