@@ -30,11 +30,14 @@ from typing import Final
 
 from workers.environment import has_gpu_driver, keep_compiler_unloaded, prepare_environment
 from workers.fork_client import DESCRIPTORS, RAYLET_VARIABLE, WORD, lock_path, newest_change, process_birth
+from workers.releases import stands_in_front
 
 TICK_S: Final = 1.0
 REQUEST_TIMEOUT_S: Final = 5.0
 # Without a rank for this long, the memory is better given back: the next rank pays for the imports.
 IDLE_LIMIT_S: Final = 3600.0
+# One that stands on another DeepSpeed release serves an experiment: a bisect would leave a dozen of them behind.
+RELEASE_IDLE_LIMIT_S: Final = 60.0
 UPGRADE_CHECK_S: Final = 15.0
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
@@ -43,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 class ForkServer:
-    """Serves one socket until its Ray node is gone or nobody came for `IDLE_LIMIT_S`."""
+    """Serves one socket until its Ray node is gone or nobody came for too long."""
 
     def __init__(self, path: Path, raylet_pid: int | None) -> None:
         self._path = path
@@ -53,6 +56,7 @@ class ForkServer:
         self._selector = selectors.DefaultSelector()
         self._ranks: dict[int, socket.socket] = {}
         self._used_at = time.monotonic()
+        self._idle_limit_s = RELEASE_IDLE_LIMIT_S if stands_in_front() else IDLE_LIMIT_S
         self._wakeup, self._signalled = socket.socketpair()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
@@ -89,7 +93,7 @@ class ForkServer:
         return bool(self._ranks) or not (self._is_idle() or self._is_outdated())
 
     def _is_idle(self) -> bool:
-        return time.monotonic() - self._used_at > IDLE_LIMIT_S
+        return time.monotonic() - self._used_at > self._idle_limit_s
 
     def _is_outdated(self) -> bool:
         """Whether the sources changed: clients ask for a server of another name then, and nobody for this one."""

@@ -13,6 +13,7 @@ are the interpreter's own. A folder is complete or not there: pip writes beside 
 
 import argparse
 import fcntl
+import importlib.machinery
 import importlib.metadata
 import json
 import logging
@@ -68,6 +69,13 @@ def import_path(folder: Path) -> str:
     """Return the PYTHONPATH that puts a release in front of what this process would find."""
     others = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     return os.pathsep.join([str(folder), *others])
+
+
+def stands_in_front() -> bool:
+    """Whether this process imports DeepSpeed from a release's folder, and not the interpreter's own."""
+    # Not through sys.modules: what would be found counts, imported or not.
+    found = importlib.machinery.PathFinder.find_spec("deepspeed")
+    return found is not None and found.origin is not None and (Path(found.origin).parents[1] / INSTALLED).exists()
 
 
 def ensure_installed(root: Path, version: str, give_up: threading.Event | None = None) -> Path:

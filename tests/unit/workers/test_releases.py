@@ -16,7 +16,14 @@ from muonscope.contract.releases import RELEASES
 from workers import releases
 from workers.background import Background
 from workers.errors import ReleaseUnavailable
-from workers.releases import INSTALLED, ensure_installed, import_path, is_installed_already, release_folder
+from workers.releases import (
+    INSTALLED,
+    ensure_installed,
+    import_path,
+    is_installed_already,
+    release_folder,
+    stands_in_front,
+)
 
 VERSION = "0.19.2"
 SETUP = "from setuptools import setup\nsetup(name='deepspeed', version='{version}', packages=['deepspeed'])\n"
@@ -154,6 +161,17 @@ def test_the_release_stands_in_front_of_what_was_there(monkeypatch: pytest.Monke
     monkeypatch.setenv("PYTHONPATH", "/code::/more")
 
     assert import_path(Path("/releases/one")) == "/releases/one:/code:/more"
+
+
+def test_a_release_in_front_is_told_from_the_interpreters_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "deepspeed").mkdir()
+    (tmp_path / "deepspeed" / "__init__.py").touch()
+    assert not stands_in_front()
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert not stands_in_front(), "a folder that nothing was installed into is none of ours"
+    (tmp_path / INSTALLED).write_text("{}")
+    assert stands_in_front()
 
 
 def test_the_installed_release_needs_no_other() -> None:
