@@ -21,6 +21,11 @@ def blend_momentum_(gradient: Tensor, momentum_buffer: Tensor, *, momentum: floa
 
     Elementwise: a shard of a matrix can be blended without the rest of it.
     """
+    if device_has_kernels(gradient.device):
+        from muon_core.kernels import flat
+
+        if flat.takes_flat(gradient, momentum_buffer):
+            return flat.blend_momentum_(gradient, momentum_buffer, momentum=momentum, nesterov=nesterov)
     momentum_buffer.lerp_(gradient, 1 - momentum)
     return gradient.lerp_(momentum_buffer, momentum) if nesterov else gradient.copy_(momentum_buffer)
 
@@ -58,12 +63,16 @@ def orthogonalize_directions_(
 def split_into_blocks(
     tensors: Sequence[Tensor], shapes: Sequence[MatrixShape]
 ) -> tuple[list[Tensor], list[MatrixShape]]:
-    """Cut contiguous tensors into the flat pieces that are orthogonalized on their own, and say each one's shape."""
+    """Cut contiguous tensors into the pieces that are orthogonalized on their own, and say each one's shape."""
     pieces: list[Tensor] = []
     blocks: list[MatrixShape] = []
     for tensor, whole in zip(tensors, shapes, strict=True):
-        blocks += whole.blocks
-        pieces += tensor.view(-1).split([block.numel for block in whole.blocks])
+        if whole.row_splits:
+            blocks += whole.blocks
+            pieces += tensor.view(-1).split([block.numel for block in whole.blocks])
+        else:
+            blocks.append(whole)
+            pieces.append(tensor)
     return pieces, blocks
 
 
@@ -110,10 +119,23 @@ def batches_of_equal_shape(shapes: Sequence[MatrixShape], max_elements: int) -> 
 
 def apply_update_(weight: Tensor, update: Tensor, *, lr: float | Tensor, weight_decay: float) -> None:
     """Decoupled weight decay, then the step."""
+    weight.mul_(1 - lr * weight_decay)
     if isinstance(lr, Tensor):
-        weight.mul_(1 - lr * weight_decay).sub_(update.view_as(weight) * lr)
+        weight.sub_(update.view_as(weight) * lr)
     else:
-        weight.mul_(1 - lr * weight_decay).add_(update.view_as(weight), alpha=-lr)
+        weight.add_(update.view_as(weight), alpha=-lr)
+
+
+def apply_measured_update_(weight: Tensor, update: Tensor, *, lr: float, weight_decay: float) -> Tensor:
+    """`apply_update_` on float32 tensors; return the update's squared norm."""
+    if device_has_kernels(weight.device):
+        from muon_core.kernels import flat
+
+        if flat.takes_flat(weight, update):
+            return flat.apply_update_(weight, update, lr=lr, weight_decay=weight_decay)
+    norm_squared = torch.linalg.vector_norm(update).square()
+    apply_update_(weight, update, lr=lr, weight_decay=weight_decay)
+    return norm_squared
 
 
 def adamw_step_(
@@ -301,6 +323,10 @@ class Muon(torch.optim.Optimizer):
         self, group: dict[str, Any], members: Sequence[tuple[nn.Parameter, MatrixShape]], guard: Guard
     ) -> list[tuple[nn.Parameter, MatrixShape]]:
         """Step on the kernels what they take, all of it in a few launches; return the rest."""
+        if not members or not takes_kernels(
+            members[0][0], self.iteration_dtype or default_iteration_dtype(members[0][0].device)
+        ):
+            return list(members)
         mine = [member for member in members if self._is_fusible(*member)]
         if not mine:
             return list(members)
@@ -326,10 +352,8 @@ class Muon(torch.optim.Optimizer):
 
     def _is_fusible(self, parameter: nn.Parameter, matrices: MatrixShape) -> bool:
         tensors = (parameter, parameter.grad, self.state[parameter]["momentum_buffer"])
-        return (
-            takes_kernels(parameter, self.iteration_dtype or default_iteration_dtype(parameter.device))
-            and all(t is not None and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
-            and all(block.numel > 0 and shape_has_kernels(block.rows, block.cols) for block in matrices.blocks)
+        return all(t is not None and t.dtype == torch.float32 and t.is_contiguous() for t in tensors) and all(
+            block.numel > 0 and shape_has_kernels(block.rows, block.cols) for block in matrices.blocks
         )
 
     def _adamw_step(self, parameter: nn.Parameter, group: dict[str, Any], guard: Guard) -> None:
@@ -342,14 +366,16 @@ def nonfinite_flag(gradients: Sequence[Tensor]) -> Tensor | None:
     """Return 1.0 on the gradients' device if any of their elements is not finite, else 0.0; None if there are none."""
     if not gradients:
         return None
-    flag = torch.zeros(1, device=gradients[0].device)
+    device = gradients[0].device
+    flag = torch.zeros(1, device=device)
+    has_kernels = device_has_kernels(device)
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for gradient in gradients:
-        if device_has_kernels(gradient.device) and gradient.device == flag.device and gradient.is_contiguous():
+        if has_kernels and gradient.device == device and gradient.is_contiguous():
             by_dtype.setdefault(gradient.dtype, []).append(gradient)
         else:
             is_bad = gradient.isfinite().all().logical_not()
-            flag = torch.maximum(flag, is_bad.to(flag.device, torch.float32))
+            flag = torch.maximum(flag, is_bad.to(device, torch.float32))
     for of_dtype in by_dtype.values():
         from muon_core.kernels.orthogonalize import find_nonfinite_
 

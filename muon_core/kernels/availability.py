@@ -29,7 +29,7 @@ def mode_from(value: str) -> Mode:
     """Return the mode of that name; raises ValueError for another."""
     for mode in MODES:
         if value == mode:
-            return mode  # type: ignore[return-value]
+            return mode
     raise ValueError(f"{VARIABLE}={value!r} is unknown; choose one of {', '.join(MODES)}")
 
 

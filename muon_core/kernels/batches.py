@@ -16,7 +16,7 @@ from muon_core.parameters import MatrixShape
 
 Form = Literal["gram", "standard"]
 # Elements of a batch: enough to fill a GPU many times over, so that the last, partly filled round costs little.
-MAX_ELEMENTS: Final = 1 << 26
+MAX_ELEMENTS: Final = 1 << 27
 _ALIGNMENT: Final = 16
 
 

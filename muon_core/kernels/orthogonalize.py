@@ -15,6 +15,7 @@ from torch import Tensor
 from muon_core.kernels import passes
 from muon_core.kernels.batches import MAX_ELEMENTS, Addresses, Batch, BlockTables, addresses, block_tables, plan_batches
 from muon_core.kernels.guard import Guard
+from muon_core.kernels.launch import launch
 from muon_core.kernels.products import symmetric_product
 from muon_core.parameters import MatrixShape
 
@@ -74,15 +75,11 @@ def find_nonfinite_(tensors: Sequence[Tensor], flag: Tensor) -> None:
     tables = block_tables(sizes, (1.0,) * len(sizes), passes.BLOCK, flag.device)
     where = addresses(tensors, whole)
     if tables.num_blocks:
-        passes.find_nonfinite[(tables.num_blocks,)](
-            tensors[0],
-            where.offsets,
-            tables.entry_of_block,
-            tables.first_block,
-            tables.numel,
-            flag,
-            ALIGNED=tables.is_aligned and where.is_aligned,
-            BLOCK=passes.BLOCK,
+        launch(
+            passes.find_nonfinite,
+            tables.num_blocks,
+            (tensors[0], where.offsets, tables.entry_of_block, tables.first_block, tables.numel, flag),
+            (tables.is_aligned and where.is_aligned, passes.BLOCK),
             num_warps=passes.NUM_WARPS,
         )
 
@@ -118,23 +115,37 @@ class _Step:
         beta = 0.0 if held is None else held.momentum
         largest = torch.empty(2, tables.num_blocks, dtype=torch.float32, device=self.device)
         factors = torch.empty(batch.num_entries, 2, dtype=torch.float32, device=self.device)
-        options = {
-            "IS_BETA_SMALL": beta < 0.5,
-            "NESTEROV": held is not None and held.nesterov,
-            "HAS_FLAG": self.guard.flag is not None,
-            "HAS_SCALE": self.guard.gradient_scale is not None,
-            "ALIGNED": tables.is_aligned and where.is_aligned and of_buffers.is_aligned,
-            "BLOCK": passes.BLOCK,
-            "num_warps": passes.NUM_WARPS,
-        }
+        constants = (
+            beta < 0.5,
+            held is not None and held.nesterov,
+            self.guard.flag is not None,
+            self.guard.gradient_scale is not None,
+            tables.is_aligned and where.is_aligned and of_buffers.is_aligned,
+            passes.BLOCK,
+        )
         common = (self.sources[0], where.offsets, buffers[0], of_buffers.offsets, *self._blocks(tables))
         guard = (self.guard.flag, self.guard.gradient_scale, beta)
-        grid = (tables.num_blocks,)
-        passes.measure[grid](
-            *common, largest[0], largest[1], *guard, 1.0 - beta, MOVES=held is not None, IS_SMALL=beta > 0.5, **options
+        launch(
+            passes.measure,
+            tables.num_blocks,
+            (*common, largest[0], largest[1], *guard, 1.0 - beta),
+            (held is not None, beta > 0.5, *constants),
+            num_warps=passes.NUM_WARPS,
         )
-        passes.combine[(batch.num_entries,)](tables.first_block, largest[0], largest[1], factors, CHUNK=1024)
-        passes.normalize[grid](*common, factors, scratch, tables.result_at, *guard, MOVED=held is not None, **options)
+        launch(
+            passes.combine,
+            batch.num_entries,
+            (tables.first_block, largest[0], largest[1], factors),
+            (1024,),
+            num_warps=4,
+        )
+        launch(
+            passes.normalize,
+            tables.num_blocks,
+            (*common, factors, scratch, tables.result_at, *guard),
+            (held is not None, *constants),
+            num_warps=passes.NUM_WARPS,
+        )
 
     def _write(self, batch: Batch, tables: BlockTables, result: Tensor) -> None:
         """Aspect scale, and weight decay and learning rate where weights are given."""
@@ -147,21 +158,27 @@ class _Step:
             if not isinstance(rate, Tensor):
                 lr, decay = rate, 1.0 - rate * decay
         where: Addresses = addresses(targets, batch)
-        passes.write_back[(tables.num_blocks,)](
-            result,
-            tables.result_at,
-            targets[0],
-            where.offsets,
-            tables.scale,
-            *self._blocks(tables),
-            self.guard.flag,
-            decay,
-            rate if isinstance(rate, Tensor) else lr,
-            APPLIES=self.update is not None,
-            HAS_LR_TENSOR=isinstance(rate, Tensor),
-            HAS_FLAG=self.guard.flag is not None,
-            ALIGNED=tables.is_aligned and where.is_aligned,
-            BLOCK=passes.BLOCK,
+        launch(
+            passes.write_back,
+            tables.num_blocks,
+            (
+                result,
+                tables.result_at,
+                targets[0],
+                where.offsets,
+                tables.scale,
+                *self._blocks(tables),
+                self.guard.flag,
+                decay,
+                rate if isinstance(rate, Tensor) else lr,
+            ),
+            (
+                self.update is not None,
+                isinstance(rate, Tensor),
+                self.guard.flag is not None,
+                tables.is_aligned and where.is_aligned,
+                passes.BLOCK,
+            ),
             num_warps=passes.NUM_WARPS,
         )
 

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def"
 """Passes over lists of matrices: each reads and writes every element once, and one launch covers all matrices.
 
 A program works on one block of one matrix. Where the matrices lie is a table of element offsets from one base tensor,
@@ -8,6 +9,11 @@ and which block belongs to which matrix another: `batches` makes both.
     combine          those of a matrix's blocks -> the two factors that take it to Frobenius norm 1
     normalize        direction -> iteration dtype, scaled by the two factors
     write_back       result -> direction, or weight decay and learning rate -> weight
+
+For ZeRO's flat partitions, where a shard is no whole matrix:
+
+    blend            momentum and Nesterov blend, the direction in the gradient's place
+    apply            weight decay and learning rate -> weight; of each block the update's sum of squares
 
 With a flag that is not zero, nothing is written: a whole step can be discarded on the device, without asking the host.
 
@@ -91,7 +97,7 @@ def measure(
     beta,
     weight,
     MOVES: tl.constexpr,
-    IS_SMALL: tl.constexpr,
+    IS_WEIGHT_SMALL: tl.constexpr,
     IS_BETA_SMALL: tl.constexpr,
     NESTEROV: tl.constexpr,
     HAS_FLAG: tl.constexpr,
@@ -108,7 +114,7 @@ def measure(
         value = value * tl.load(gradient_scale)
     if MOVES:
         pointers = momentum + _start(momentum_at, entry, ALIGNED) + offsets
-        moved = _lerp(tl.load(pointers, mask=exists, other=0.0), value, weight, IS_SMALL)
+        moved = _lerp(tl.load(pointers, mask=exists, other=0.0), value, weight, IS_WEIGHT_SMALL)
         tl.store(pointers, moved, mask=exists)
         if NESTEROV:
             value = _lerp(value, moved, beta, IS_BETA_SMALL)
@@ -223,5 +229,39 @@ def write_back(
             decay = 1.0 - rate * decay
         else:
             rate = lr
-        update = tl.load(pointers, mask=exists, other=0.0).to(tl.float32) * decay - rate * update
+        kept = tl.load(pointers, mask=exists, other=0.0).to(tl.float32) * decay
+        update = tl.fma(-rate + tl.zeros_like(update), update, kept)
     tl.store(pointers, update.to(target.dtype.element_ty), mask=exists)
+
+
+@triton.jit(do_not_specialize=["size"])
+def blend(
+    gradient,
+    momentum,
+    size,
+    beta,
+    weight,
+    IS_WEIGHT_SMALL: tl.constexpr,
+    IS_BETA_SMALL: tl.constexpr,
+    NESTEROV: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    exists = offsets < size
+    value = tl.load(gradient + offsets, mask=exists, other=0.0)
+    moved = _lerp(tl.load(momentum + offsets, mask=exists, other=0.0), value, weight, IS_WEIGHT_SMALL)
+    tl.store(momentum + offsets, moved, mask=exists)
+    if NESTEROV:
+        moved = _lerp(value, moved, beta, IS_BETA_SMALL)
+    tl.store(gradient + offsets, moved, mask=exists)
+
+
+@triton.jit(do_not_specialize=["size"])
+def apply(weight, update, squares, size, decay, lr, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    exists = offsets < size
+    value = tl.load(update + offsets, mask=exists, other=0.0)
+    kept = tl.load(weight + offsets, mask=exists, other=0.0) * decay
+    # Rounded where torch's `mul_` and `add_` round.
+    tl.store(weight + offsets, tl.fma(-lr + tl.zeros_like(value), value, kept), mask=exists)
+    tl.store(squares + tl.program_id(0), tl.sum(value * value))

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def"
 """Batched products whose result is symmetric: half of the tiles are computed, the other half is their mirror image.
 
     out = alpha * A B^T + beta * C + gamma * I        batched; A, B: (batch, N, K) or, `transposed`, (batch, K, N)
@@ -18,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from muon_core.kernels.launch import launch
 from muon_core.kernels.tuning import ProductConfig, product_config
 
 
@@ -138,30 +140,31 @@ def symmetric_product(
     tile, tile_k, halves = config.tile, config.tile_k, config.halves
 
     def operand(x: Tensor, width: int) -> Any:
-        return TensorDescriptor.from_tensor(x, [1, tile_k, width] if transposed else [1, width, tile_k])
+        block = [1, tile_k, width] if transposed else [1, width, tile_k]
+        return TensorDescriptor(x, x.shape, x.stride(), block)
 
     def square(x: Tensor) -> Any:
-        return TensorDescriptor.from_tensor(x, [1, tile, tile])
+        return TensorDescriptor(x, x.shape, x.stride(), [1, tile, tile])
 
     tiles = num_tiles(n_size, tile, halves)
-    _symmetric_product[(tiles * batch,)](
-        square(out),
-        operand(a, tile),
-        operand(b, tile * halves),
-        None if c is None else square(c),
-        alpha,
-        beta,
-        gamma,
-        k_size,
-        tiles,
-        TRANSPOSED=transposed,
-        HAS_C=c is not None,
-        DTYPE=_DTYPES[out.dtype],
-        TILE=tile,
-        HALVES=halves,
-        TILE_K=tile_k,
+    launch(
+        _symmetric_product,
+        tiles * batch,
+        (
+            square(out),
+            operand(a, tile),
+            operand(b, tile * halves),
+            None if c is None else square(c),
+            float(alpha),
+            float(beta),
+            float(gamma),
+            k_size,
+            tiles,
+        ),
+        (transposed, c is not None, _DTYPES[out.dtype], tile, halves, tile_k),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        variant=(),
     )
     return out
 

@@ -47,14 +47,19 @@ CANDIDATES: Final = (
 )
 
 
+@cache
 def product_config(n_size: int, k_size: int, *, transposed: bool, device: torch.device) -> ProductConfig:
     """Return the configuration for (n x k)(k x n) products on a device."""
     tuned = _tuned(torch.cuda.get_device_name(device)).get(product_key(n_size, k_size, transposed))
-    return tuned or shipped_config(n_size, k_size)
+    return tuned or shipped_config(n_size, k_size, transposed)
 
 
-def shipped_config(n_size: int, k_size: int) -> ProductConfig:
-    """What one H200 was fastest with; see docs/benchmarks.md."""
+def shipped_config(n_size: int, k_size: int, transposed: bool) -> ProductConfig:
+    """What one H200 was fastest with on the matrices of GPT-2 small to XL and Llama-7B; see docs/benchmarks.md."""
+    if k_size > n_size and n_size <= 2048:
+        return ProductConfig(128, 1, 64, 4, 4)
+    if k_size > n_size and transposed:
+        return ProductConfig(128, 1, 32, 4, 6)
     return DEFAULT
 
 
@@ -124,6 +129,7 @@ def tune(shapes: Iterable[tuple[int, int]], device: torch.device | str = "cuda")
     path = cache_file(torch.cuda.get_device_name(device))
     write_configs(path, found)
     _tuned.cache_clear()
+    product_config.cache_clear()
     return path
 
 

@@ -2,10 +2,11 @@
 
 A matrix that lies whole on a rank never travels. The others do, in chunks: a chunk is one all-to-all there and one
 back, and holds at most `bucket_elements` elements (or a single larger parameter), so scratch is bounded and shared.
+What the owner already holds of a matrix is copied there and back on its own device.
 Momentum never travels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from muon_core.zero.layout import Fragment, PlacedParameter
 
-DEFAULT_BUCKET_ELEMENTS: Final = 1 << 25
+# Fewer, larger batches: a launch costs the host about as long as a small batch costs a GPU.
+DEFAULT_BUCKET_ELEMENTS: Final = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,10 @@ def orthogonalization_cost(parameter: PlacedParameter) -> float:
 class Exchange:
     """Carries out plans over one process group.
 
+    A transfer is started, and finished later: in between, its all-to-all runs beside whatever the caller computes.
+    Every rank must start the same transfers in the same order. Two chunks may be under way to their owners, and one
+    back, at a time.
+
     Args:
         wire_dtype: float32 changes no bit. float16 and bfloat16 halve the traffic and round what travels, and only
             that; float16 takes each shard to its own power of two first, so a gradient of 1e-12 arrives.
@@ -93,36 +99,50 @@ class Exchange:
         # A float16 shard is led by one element: the exponent of its power of two.
         self._header = int(wire_dtype == torch.float16)
         self._scratch: dict[str, Tensor] = {}
+        self._turn = 0
         self.num_collectives = 0
         self.elements_sent = 0
         """Elements that left this rank."""
 
     def to_owners(
         self, chunk: Sequence[Traveller], parameters: Sequence[PlacedParameter], shard: Tensor
-    ) -> dict[int, Tensor]:
-        """Collect, as new 1-D float32 tensors by position, the chunk's parameters that this rank owns.
+    ) -> Callable[[], dict[int, Tensor]]:
+        """Start collecting the chunk's parameters at their owners.
 
         Collective: every rank of the group, the same chunk.
+
+        Returns:
+            What finishes the transfer: it gives new 1-D float32 tensors, by position, of what this rank owns.
         """
+        owned = [t.position for t in chunk if t.owner == self.rank]
         outgoing = [
-            [self._piece(parameters[t.position], self.rank) for t in chunk if t.owner == rank]
+            [
+                shard.narrow(0, fragment.offset, fragment.numel)
+                for fragment in self._pieces([t.position for t in chunk if t.owner == rank], parameters, self.rank)
+            ]
             for rank in range(self.world_size)
         ]
-        owned = [t.position for t in chunk if t.owner == self.rank]
-        incoming = [[self._piece(parameters[p], rank) for p in owned] for rank in range(self.world_size)]
-        send = self._buffer("send", self._elements(outgoing), shard.device)
-        cursor = 0
-        for row in outgoing:
-            for fragment in row:
-                cursor = self._pack(send, cursor, shard.narrow(0, fragment.offset, fragment.numel))
-        received = self._all_to_all(send, outgoing, incoming)
-        whole = {p: torch.empty(parameters[p].numel, dtype=torch.float32, device=shard.device) for p in owned}
-        cursor = 0
-        for row in incoming:
-            for position, fragment in zip(owned, row, strict=True):
-                target = whole[position].narrow(0, fragment.start, fragment.numel)
-                cursor = self._unpack(received, cursor, target)
-        return whole
+        # One allocation: the owner's matrices lie side by side.
+        sizes = [parameters[p].numel for p in owned]
+        flat = torch.empty(sum(sizes), dtype=torch.float32, device=shard.device)
+        whole = dict(zip(owned, flat.split(sizes), strict=True))
+        incoming = [
+            [
+                whole[position].narrow(0, fragment.start, fragment.numel)
+                for position in owned
+                for fragment in self._pieces([position], parameters, rank)
+            ]
+            for rank in range(self.world_size)
+        ]
+        # The chunk before may still be on its way: it has buffers of its own.
+        self._turn = 1 - self._turn
+        arrive = self._start(f"to owners {self._turn}", outgoing, incoming, shard.device)
+
+        def finish() -> dict[int, Tensor]:
+            arrive()
+            return whole
+
+        return finish
 
     def from_owners(
         self,
@@ -130,45 +150,71 @@ class Exchange:
         parameters: Sequence[PlacedParameter],
         whole: dict[int, Tensor],
         shard: Tensor,
-    ) -> None:
-        """Write the owners' results back into every rank's shard; collective like `to_owners`."""
+    ) -> Callable[[], None]:
+        """Start writing the owners' results back into every rank's shard; collective like `to_owners`.
+
+        Returns:
+            What finishes the transfer. The shard is whole again only then.
+        """
         owned = [t.position for t in chunk if t.owner == self.rank]
-        outgoing = [[self._piece(parameters[p], rank) for p in owned] for rank in range(self.world_size)]
-        incoming = [
-            [self._piece(parameters[t.position], self.rank) for t in chunk if t.owner == rank]
+        outgoing = [
+            [
+                whole[position].narrow(0, fragment.start, fragment.numel)
+                for position in owned
+                for fragment in self._pieces([position], parameters, rank)
+            ]
             for rank in range(self.world_size)
         ]
-        send = self._buffer("send", self._elements(outgoing), shard.device)
-        cursor = 0
-        for row in outgoing:
-            for position, fragment in zip(owned, row, strict=True):
-                cursor = self._pack(send, cursor, whole[position].narrow(0, fragment.start, fragment.numel))
-        received = self._all_to_all(send, outgoing, incoming)
-        cursor = 0
-        for row in incoming:
-            for fragment in row:
-                cursor = self._unpack(received, cursor, shard.narrow(0, fragment.offset, fragment.numel))
+        incoming = [
+            [
+                shard.narrow(0, fragment.offset, fragment.numel)
+                for fragment in self._pieces([t.position for t in chunk if t.owner == rank], parameters, self.rank)
+            ]
+            for rank in range(self.world_size)
+        ]
+        return self._start("from owners", outgoing, incoming, shard.device)
 
     @staticmethod
-    def _piece(parameter: PlacedParameter, rank: int) -> Fragment:
-        return parameter.fragments[rank]
+    def _pieces(positions: Sequence[int], parameters: Sequence[PlacedParameter], rank: int) -> Iterator[Fragment]:
+        """A rank's pieces of some parameters, those that have an element there."""
+        for position in positions:
+            fragment = parameters[position].fragments[rank]
+            if fragment.numel:
+                yield fragment
 
-    def _wire_elements(self, row: Sequence[Fragment]) -> int:
-        return sum(fragment.numel + self._header for fragment in row if fragment.numel)
+    def _start(
+        self,
+        name: str,
+        outgoing: Sequence[Sequence[Tensor]],
+        incoming: Sequence[Sequence[Tensor]],
+        device: torch.device,
+    ) -> Callable[[], None]:
+        """Send every rank its pieces; return what waits for the others' and puts them into `incoming`.
 
-    def _elements(self, rows: Sequence[Sequence[Fragment]]) -> int:
-        return sum(self._wire_elements(row) for row in rows)
-
-    def _all_to_all(
-        self, send: Tensor, outgoing: Sequence[Sequence[Fragment]], incoming: Sequence[Sequence[Fragment]]
-    ) -> Tensor:
-        received = self._buffer("receive", self._elements(incoming), send.device)
-        sizes_out = [self._wire_elements(row) for row in outgoing]
-        sizes_in = [self._wire_elements(row) for row in incoming]
-        dist.all_to_all_single(received, send, sizes_in, sizes_out, group=self.process_group)
+        What stays on this rank is copied, and never rounded.
+        """
+        stays, comes = outgoing[self.rank], incoming[self.rank]
+        sent = [row if rank != self.rank else [] for rank, row in enumerate(outgoing)]
+        received = [row if rank != self.rank else [] for rank, row in enumerate(incoming)]
+        sizes_out = [self._wire_elements(row) for row in sent]
+        sizes_in = [self._wire_elements(row) for row in received]
+        send = self._buffer(f"send {name}", sum(sizes_out), device)
+        arrival = self._buffer(f"receive {name}", sum(sizes_in), device)
+        self._pack(send, [piece for row in sent for piece in row])
+        work = dist.all_to_all_single(arrival, send, sizes_in, sizes_out, group=self.process_group, async_op=True)
         self.num_collectives += 1
-        self.elements_sent += sum(sizes_out) - sizes_out[self.rank]
-        return received
+        self.elements_sent += sum(sizes_out)
+
+        def finish() -> None:
+            if comes:
+                torch._foreach_copy_(list(comes), list(stays))
+            work.wait()
+            self._unpack(arrival, [target for row in received for target in row])
+
+        return finish
+
+    def _wire_elements(self, row: Sequence[Tensor]) -> int:
+        return sum(piece.numel() + self._header for piece in row)
 
     def _buffer(self, name: str, elements: int, device: torch.device) -> Tensor:
         """Return the first `elements` of a scratch buffer that grows to the largest chunk and is then reused."""
@@ -178,24 +224,28 @@ class Exchange:
             self._scratch[name] = buffer
         return buffer.narrow(0, 0, elements)
 
-    def _pack(self, buffer: Tensor, cursor: int, piece: Tensor) -> int:
-        if not piece.numel():
-            return cursor
-        body = buffer.narrow(0, cursor + self._header, piece.numel())
-        if self._header:
+    def _bodies(self, buffer: Tensor, pieces: Sequence[Tensor]) -> list[Tensor]:
+        """The buffer cut like the pieces, each with its header in front."""
+        return list(buffer.split([piece.numel() + self._header for piece in pieces])) if pieces else []
+
+    def _pack(self, buffer: Tensor, pieces: Sequence[Tensor]) -> None:
+        bodies = self._bodies(buffer, pieces)
+        if not self._header:
+            if pieces:
+                torch._foreach_copy_(bodies, list(pieces))
+            return
+        for body, piece in zip(bodies, pieces, strict=True):
             # frexp: |largest| = mantissa * 2**exponent with mantissa below 1, so nothing exceeds 4 on the wire. The
             # clamp keeps 2**exponent and its inverse normal float32 numbers.
             exponent = torch.frexp(piece.abs().amax()).exponent.clamp(-126, 126)
-            buffer.narrow(0, cursor, 1).copy_(exponent)
-            body.copy_(torch.ldexp(piece, -exponent))
-        else:
-            body.copy_(piece)
-        return cursor + self._header + piece.numel()
+            body[:1].copy_(exponent)
+            body[1:].copy_(torch.ldexp(piece, -exponent))
 
-    def _unpack(self, buffer: Tensor, cursor: int, target: Tensor) -> int:
-        if not target.numel():
-            return cursor
-        target.copy_(buffer.narrow(0, cursor + self._header, target.numel()))
-        if self._header:
-            target.copy_(torch.ldexp(target, buffer.narrow(0, cursor, 1).to(torch.int32)))
-        return cursor + self._header + target.numel()
+    def _unpack(self, buffer: Tensor, targets: Sequence[Tensor]) -> None:
+        bodies = self._bodies(buffer, targets)
+        if not self._header:
+            if targets:
+                torch._foreach_copy_(list(targets), bodies)
+            return
+        for body, target in zip(bodies, targets, strict=True):
+            target.copy_(torch.ldexp(body[1:].float(), body[:1].to(torch.int32)))

@@ -19,7 +19,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from muon_core.errors import NotAttached, UnsupportedSetup
-from muon_core.muon import adamw_step_, apply_update_, new_adamw_state, orthogonalize_directions_, validate_settings
+from muon_core.muon import (
+    adamw_step_,
+    apply_measured_update_,
+    new_adamw_state,
+    orthogonalize_directions_,
+    validate_settings,
+)
 from muon_core.newton_schulz import coefficient_schedule
 from muon_core.parameters import MatrixShape, Routed, build_param_groups, route_parameters
 from muon_core.zero.clipping import CLIP_SCOPES, Clipping, ClipScope
@@ -129,10 +135,10 @@ class ZeroMuon(torch.optim.Optimizer):
     def _muon_step(self, partition: Partition, group: Group, flat: Tensor) -> None:
         assert flat.grad is not None
         update = self.clipping.muon_update(partition, flat.grad)
-        norm_squared = torch.linalg.vector_norm(update).square().to(self.partitions.device)
+        norm_squared = apply_measured_update_(flat, update, lr=group["lr"], weight_decay=group["weight_decay"])
+        norm_squared = norm_squared.to(self.partitions.device)
         previous = self.last_update_norm_squared
         self.last_update_norm_squared = norm_squared if previous is None else previous + norm_squared
-        apply_update_(flat, update, lr=group["lr"], weight_decay=group["weight_decay"])
 
     def take_update(self, partition: Partition, gradient: Tensor) -> Tensor:
         return self.ordering.take_update(partition, gradient)
@@ -150,16 +156,27 @@ class ZeroMuon(torch.optim.Optimizer):
         shard.copy_(moved)
 
     def _orthogonalize_on_device_(self, partition: Partition, group: Group, shard: Tensor) -> None:
-        plan, rank = self._plans[partition.number], self.partitions.rank
+        plan, rank, parameters = self._plans[partition.number], self.partitions.rank, partition.parameters
+        exchange, chunks = self.exchange, plan.chunks
+        # While a chunk is orthogonalized the next one comes and the one before goes back.
+        arrive = exchange.to_owners(chunks[0], parameters, shard) if chunks else None
         here = []
         for position in plan.whole[rank]:
-            fragment = partition.parameters[position].fragments[rank]
+            fragment = parameters[position].fragments[rank]
             here.append((position, shard.narrow(0, fragment.offset, fragment.numel)))
         self._orthogonalize_(partition, group, here)
-        for chunk in plan.chunks:
-            whole = self.exchange.to_owners(chunk, partition.parameters, shard)
+        finish_return: Callable[[], None] | None = None
+        for number, chunk in enumerate(chunks):
+            assert arrive is not None
+            whole = arrive()
+            if number + 1 < len(chunks):
+                arrive = exchange.to_owners(chunks[number + 1], parameters, shard)
             self._orthogonalize_(partition, group, list(whole.items()))
-            self.exchange.from_owners(chunk, partition.parameters, whole, shard)
+            if finish_return is not None:
+                finish_return()
+            finish_return = exchange.from_owners(chunk, parameters, whole, shard)
+        if finish_return is not None:
+            finish_return()
 
     def _orthogonalize_(self, partition: Partition, group: Group, items: Sequence[tuple[int, Tensor]]) -> None:
         shapes = [_matrices_of(partition, position) for position, _ in items]

@@ -267,20 +267,52 @@ EXCHANGE = _mutants(
     REAL + "test_ordered.py::",
     (
         "the owner gets elements from the wrong offset",
-        "cursor = self._pack(send, cursor, shard.narrow(0, fragment.offset, fragment.numel))",
-        "cursor = self._pack(send, cursor, shard.narrow(0, 0, fragment.numel))",
+        """                shard.narrow(0, fragment.offset, fragment.numel)
+                for fragment in self._pieces([t.position for t in chunk if t.owner == rank], parameters, self.rank)
+            ]
+            for rank in range(self.world_size)
+        ]
+        # One""",
+        """                shard.narrow(0, 0, fragment.numel)
+                for fragment in self._pieces([t.position for t in chunk if t.owner == rank], parameters, self.rank)
+            ]
+            for rank in range(self.world_size)
+        ]
+        # One""",
         "test_stages_end_with_the_same_bits[fp32]",
     ),
     (
         "the owner puts pieces together at the wrong place",
-        "target = whole[position].narrow(0, fragment.start, fragment.numel)",
-        "target = whole[position].narrow(0, 0, fragment.numel)",
+        """                whole[position].narrow(0, fragment.start, fragment.numel)
+                for position in owned
+                for fragment in self._pieces([position], parameters, rank)
+            ]
+            for rank in range(self.world_size)
+        ]
+        # The""",
+        """                whole[position].narrow(0, 0, fragment.numel)
+                for position in owned
+                for fragment in self._pieces([position], parameters, rank)
+            ]
+            for rank in range(self.world_size)
+        ]
+        # The""",
         "test_stages_end_with_the_same_bits[fp32]",
     ),
     (
         "updates come back to the wrong place",
-        "cursor = self._unpack(received, cursor, shard.narrow(0, fragment.offset, fragment.numel))",
-        "cursor = self._unpack(received, cursor, shard.narrow(0, 0, fragment.numel))",
+        """                shard.narrow(0, fragment.offset, fragment.numel)
+                for fragment in self._pieces([t.position for t in chunk if t.owner == rank], parameters, self.rank)
+            ]
+            for rank in range(self.world_size)
+        ]
+        return""",
+        """                shard.narrow(0, 0, fragment.numel)
+                for fragment in self._pieces([t.position for t in chunk if t.owner == rank], parameters, self.rank)
+            ]
+            for rank in range(self.world_size)
+        ]
+        return""",
         "test_stages_end_with_the_same_bits[fp32]",
     ),
     (

@@ -1,5 +1,7 @@
 """The kernels on a GPU that has them: `pytest -m gpu tests/unit/muon_core`."""
 
+import warnings
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -7,7 +9,12 @@ from torch import Tensor, nn
 from muon_core import Muon, orthogonalize
 from muon_core.kernels import kernels
 from muon_core.kernels.availability import device_has_kernels
-from muon_core.muon import nonfinite_flag, orthogonalize_directions_
+from muon_core.muon import (
+    apply_measured_update_,
+    blend_momentum_,
+    nonfinite_flag,
+    orthogonalize_directions_,
+)
 from muon_core.newton_schulz import NS_METHODS
 from muon_core.parameters import MatrixShape
 from muon_core.reference import reference_orthogonalize
@@ -143,6 +150,22 @@ def test_the_fused_step_moves_momentum_to_the_last_bit_as_torch_does(momentum: f
     torch.testing.assert_close(fused, plain, rtol=0, atol=3 * 0.1 * 5e-3)
 
 
+@pytest.mark.parametrize("momentum", [0.95, 0.3])
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("size", [5, 100_003])
+def test_a_shards_blend_and_update_equal_torchs_to_the_last_bit(momentum: float, nesterov: bool, size: int) -> None:
+    shards = [[gaussian(size, seed=seed) for seed in range(3)] for _ in range(2)]
+    norms = []
+    for mode, (gradient, buffer, weight) in zip(("auto", "off"), shards, strict=True):
+        with kernels(mode):  # type: ignore[arg-type]
+            blend_momentum_(gradient, buffer, momentum=momentum, nesterov=nesterov)
+            norms.append(apply_measured_update_(weight, gradient, lr=0.3, weight_decay=0.1))
+
+    assert all(map(torch.equal, *shards))
+    # Sums of 1e5 squares in another order.
+    torch.testing.assert_close(*norms, rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 def test_a_step_with_a_nonfinite_gradient_writes_nothing_and_asks_the_host_nothing(bad: float) -> None:
     big, small, vector = leaf(256, 512), leaf(8, 9, seed=1), nn.Parameter(gaussian(40))
@@ -158,7 +181,10 @@ def test_a_step_with_a_nonfinite_gradient_writes_nothing_and_asks_the_host_nothi
     kept = big.grad[3, 5].clone()
 
     big.grad[3, 5] = bad
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        # torch says that the mode may miss some.
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("error")
     try:
         optimizer.step()
     finally:
