@@ -89,8 +89,9 @@ def train(
         **{"lr": 0.05, "adam": {"lr": 1e-3}, "iteration_dtype": torch.float32, **(settings or {})},
     ) as (engine, optimizer):
         initial = digest(full_weights(engine))
+        after = local_momentum_digest(engine)
         for step in range(steps):
-            before = local_momentum_digest(engine)
+            before = after
             try:
                 outcome = _one_step(
                     engine,
@@ -108,7 +109,8 @@ def train(
             except LossScaleExhausted as error:
                 died = (step, error.loss_scale)
                 break
-            rows.append(_row(engine, outcome, before, local_momentum_digest(engine)))
+            after = local_momentum_digest(engine)
+            rows.append(_row(engine, outcome, before, after))
         weights = full_weights(engine)
         return {
             "rank": rank,
@@ -301,10 +303,22 @@ def calm_boom(
                 "bits": digest(after),
                 "moved": digest(weights) != digest(full_weights(engine)),
                 "all_reduces": counter.count,
+                "momentum_bytes": _momentum_bytes(engine),
             }
         )
     take_down(engine)
     return rows
+
+
+def _momentum_bytes(engine: Any) -> int:
+    """What this rank holds of Muon's momentum, copies that a step stages included; counted, each memory once."""
+    attachment = attachment_of(engine)
+    held = [
+        state["momentum_buffer"] for state in engine.optimizer.optimizer.state.values() if "momentum_buffer" in state
+    ]
+    held += [entry[0] for entry in getattr(engine.optimizer, "_muon_pending_momentum", {}).values() if entry]
+    by_memory = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in held}
+    return sum(by_memory.values()) + getattr(getattr(attachment, "ordering", None), "staged_bytes", 0)
 
 
 class _AllReduceCounter:

@@ -28,6 +28,8 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 def set_up_rank() -> None:
     torch.set_num_threads(1)
+    # DeepSpeed's stage 3 puts every parameter into messages that it does not print.
+    torch.set_printoptions(threshold=0, edgeitems=0)
     logger.setLevel(logging.ERROR)
     is_cpu = install_cpu_accelerator()
     if not is_cpu:
@@ -151,6 +153,8 @@ def muon_engine(model: nn.Module, config: dict[str, Any], **settings: Any) -> It
 def take_down(engine: Any) -> None:
     engine.destroy()
     gc.collect()
+    # What an engine's first use imported stays for good, and so do cached readings: no later collection walks them.
+    gc.freeze()
 
 
 Piece = tuple[int, int, Tensor]
@@ -158,18 +162,18 @@ Piece = tuple[int, int, Tensor]
 
 def full_weights(engine: Any) -> list[Tensor]:
     """The fp32 weights, whole, by parameter index; collective."""
-    (weights,) = _put_together(_weight_pieces(engine))
+    (weights,) = _put_together(engine, _weight_pieces(engine))
     return [weights[index] for index in sorted(weights)]
 
 
 def full_momentum(engine: Any) -> dict[int, Tensor]:
     """Every trainable parameter's momentum, put together from all ranks' views; collective."""
-    return _put_together(_momentum_pieces(engine))[0]
+    return _put_together(engine, _momentum_pieces(engine))[0]
 
 
 def full_momentum_and_weights(engine: Any) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
     """Both at once, for they are read at every step."""
-    momentum, weights = _put_together(_momentum_pieces(engine), _weight_pieces(engine))
+    momentum, weights = _put_together(engine, _momentum_pieces(engine), _weight_pieces(engine))
     return momentum, weights
 
 
@@ -194,7 +198,7 @@ def full_state(engine: Any, key: str) -> dict[int, Tensor]:
         for parameter in partition.parameters if flat is not None else ():
             fragment = parameter.fragments[partitions.rank]
             pieces.append((parameter.index, fragment.start, flat.narrow(0, fragment.offset, fragment.numel)))
-    return _put_together(pieces)[0]
+    return _put_together(engine, pieces)[0]
 
 
 def _momentum_pieces(engine: Any) -> list[Piece]:
@@ -207,24 +211,33 @@ def _momentum_pieces(engine: Any) -> list[Piece]:
     return [(view.parameter_index, starts[view.parameter_index], view.view) for view in momentum_views(engine)]
 
 
-def _put_together(*kinds: list[Piece]) -> list[dict[int, Tensor]]:
-    """Exchange every rank's (index, first element, piece) and join them into whole parameters, kind by kind."""
-    mine = [[(index, start, piece.detach().cpu().clone()) for index, start, piece in kind] for kind in kinds]
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
-    wholes = []
-    for position in range(len(kinds)):
-        parts: dict[int, list[tuple[int, Tensor]]] = {}
-        for of_rank in everyone:
-            for index, start, piece in of_rank[position]:
-                if piece.numel():
-                    parts.setdefault(index, []).append((start, piece))
-        wholes.append(
-            {
-                index: torch.cat([piece for _, piece in sorted(found, key=lambda part: part[0])])
-                for index, found in parts.items()
-            }
-        )
+def _put_together(engine: Any, *kinds: list[Piece]) -> list[dict[int, Tensor]]:
+    """Join every rank's (index, first element, piece) into whole float32 parameters, kind by kind; collective.
+
+    The bits are summed as integers, of which all but one are zero, so that -0.0 and NaN come through; float16 fits
+    into float32 without rounding. Every element must come from somewhere, or none of its parameter.
+    """
+    partitions = attachment_of(engine).partitions.partitions
+    numels = {parameter.index: parameter.numel for partition in partitions for parameter in partition.parameters}
+    indices = sorted(numels)
+    firsts = dict(zip(indices, itertools.accumulate([0, *(numels[index] for index in indices)]), strict=False))
+    total = sum(numels.values())
+    values = torch.zeros(len(kinds), total, dtype=torch.float32)
+    counts = torch.zeros(len(kinds), len(indices), dtype=torch.int32)
+    for position, kind in enumerate(kinds):
+        for index, start, piece in kind:
+            values[position].narrow(0, firsts[index] + start, piece.numel()).copy_(piece.detach())
+            counts[position, indices.index(index)] += piece.numel()
+    bits = torch.cat([values.view(torch.int32).flatten(), counts.flatten()]).to(engine.device)
+    dist.all_reduce(bits)
+    values = bits[: values.numel()].cpu().view(torch.float32).view(len(kinds), total)
+    counts = bits[values.numel() :].cpu().view(len(kinds), len(indices))
+    wholes: list[dict[int, Tensor]] = [{} for _ in kinds]
+    for position, whole in enumerate(wholes):
+        for place, index in enumerate(indices):
+            assert counts[position, place] in (0, numels[index]), f"parameter {index} is held in part, or twice"
+            if counts[position, place]:
+                whole[index] = values[position].narrow(0, firsts[index], numels[index]).clone()
     return wholes
 
 
