@@ -33,7 +33,7 @@ class Settings(BaseSettings):
     """The folder, shared by all nodes of `ray_address`, for checkpoints and logs; null is the workers' own
     `MUONSCOPE_HOME`. The local Ray's workers use `home`."""
     gpus: int | None = Field(None, ge=0, le=4096)
-    """GPUs of the local Ray; null takes the real ones, or 2 logical ones where there are none."""
+    """GPUs of the local Ray; null takes the real ones, or 4 logical ones where there are none."""
     advertise_url: str | None = None
     """How worker groups reach this service; null is the address it listens on."""
     allowed_hosts: CommaSeparated = ()
@@ -59,6 +59,9 @@ class Settings(BaseSettings):
     """Attempts a run may take where the infrastructure, not the run, is at fault."""
     retry_backoff_s: float = Field(2.0, ge=0, le=3600)
     """The pause before the second attempt; it doubles with each further one."""
+
+    retention_days: float | None = Field(None, gt=0)
+    """Runs that ended longer ago are deleted, with record, checkpoints and logs; null keeps them all."""
 
     max_body_bytes: int = Field(1024 * 1024, ge=1024)
     """The largest request body, telemetry aside."""

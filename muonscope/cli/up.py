@@ -15,7 +15,7 @@ Host = Annotated[str | None, typer.Option(help="Address to listen on. [default: 
 Port = Annotated[int | None, typer.Option(help="Port; 0 takes a free one. [default: 8800]", show_default=False)]
 Gpus = Annotated[
     int | None,
-    typer.Option(help="GPUs of the local Ray. [default: the real ones, else 2 logical ones]", show_default=False),
+    typer.Option(help="GPUs of the local Ray. [default: the real ones, else 4 logical ones]", show_default=False),
 ]
 DatabaseUrl = Annotated[
     str | None,

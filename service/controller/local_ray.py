@@ -32,7 +32,8 @@ from service.settings import Settings
 logger = logging.getLogger(__name__)
 
 HEAD_ID_VARIABLE: Final = "MUONSCOPE_RAY_HEAD"
-LOGICAL_GPUS: Final = 2
+# Each is a place for one rank. Four take two runs of two ranks side by side: much of a start is waiting.
+LOGICAL_GPUS: Final = 4
 OBJECT_STORE_BYTES: Final = 200_000_000
 # Ray puts `session_<date>_<time>_<micros>_<pid>/sockets/plasma_store` under its folder, and a socket's path may
 # have 107 characters.
