@@ -61,7 +61,7 @@ def step_matrices_(
         shapes: how each is viewed; each is one matrix or a stack of equal ones (`MatrixShape.blocks`).
         scales: what each result is multiplied by.
         ns_method, schedule, dtype: of the iteration.
-        max_elements: of a batch: bounds the scratch, about 12 bytes an element.
+        max_elements: of a batch: bounds the scratch, about 8 bytes an element.
     """
     step = _Step(sources, scales, momentum, update, guard)
     for batch in plan_batches(tuple(shapes), ns_method, max_elements):
