@@ -359,7 +359,7 @@ def _unsupported_reason(engine: Any) -> tuple[str, str] | None:
         if any(dist.get_process_group_ranks(group) != ranks for group in groups):
             return "some parameters are partitioned over another group than the data-parallel one", "use one group"
         empty = [name for name, parameter in engine.module.named_parameters() if not parameter.ds_numel]
-        if empty:
+        if empty and len(ranks) > 1:
             return f"{empty[0]} has no elements, and DeepSpeed's stage 3 cannot gather it", "use stage 1 or 2"
         flats = zero.fp32_partitioned_groups_flat
     else:

@@ -3,6 +3,7 @@
 from functools import cache
 from typing import Any
 
+import deepspeed
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch.nn import functional
 import muon_core
 from muon_core.errors import UnsupportedSetup
 from muon_core.zero.precision import engine_step
-from tests.distributed.scenario import Zoo, digest, ds_config, full_weights, muon_engine
+from tests.distributed.scenario import Zoo, digest, ds_config, full_weights, muon_engine, take_down
 
 SETTINGS: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
 ADAM: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
@@ -21,7 +22,7 @@ Weights = dict[str, list[float]]
 def sharded(*, stage: int, steps: int = 3) -> dict[str, Any]:
     """Train it on this gang; what each rank holds at the end."""
     torch.manual_seed(0)
-    model = Zoo(has_empty=stage < 3)
+    model = Zoo(has_empty=stage < 3 or dist.get_world_size() == 1)
     config = ds_config(stage=stage, precision="fp32")
     with muon_engine(model, config, **SETTINGS, adam=ADAM, iteration_dtype=torch.float32) as (engine, optimizer):
         for step in range(steps):
@@ -44,6 +45,22 @@ def empty_at_stage_three() -> str:
     except UnsupportedSetup as error:
         return str(error)
     raise AssertionError("the set-up was accepted")
+
+
+def empty_under_adamw_at_stage_three() -> str:
+    """Train the same model with nothing of ours: what DeepSpeed itself says."""
+    torch.manual_seed(0)
+    model = Zoo()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=ds_config(stage=3, precision="fp32"))
+    try:
+        engine.backward(_loss(engine, 0, dist.get_rank(), engine.device))
+        engine.step()
+        return "it trained"
+    except ValueError as error:
+        return f"ValueError: {error}"
+    finally:
+        take_down(engine)
 
 
 @cache

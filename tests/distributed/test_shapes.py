@@ -69,3 +69,18 @@ def test_frozen_and_empty_parameters_are_left_alone(gang: Gangs, place: tuple[in
 def test_an_empty_parameter_is_refused_where_deepspeed_cannot_gather_it(gang: Gangs) -> None:
     for message in gang(2).run(shape_cases.empty_at_stage_three):
         assert message == "empty has no elements, and DeepSpeed's stage 3 cannot gather it; use stage 1 or 2"
+
+
+def test_deepspeed_itself_cannot_train_an_empty_parameter_at_stage_three(gang: Gangs) -> None:
+    # The refusal's reason: with an optimizer of torch's and nothing of ours. Once this trains, the refusal can go.
+    for message in gang(2).run(shape_cases.empty_under_adamw_at_stage_three):
+        assert message.startswith("ValueError: torch.cat()")
+
+
+def test_alone_a_rank_trains_beside_an_empty_parameter_at_stage_three(gang: Gangs) -> None:
+    (run,) = gang(1).run_once(shape_cases.sharded, stage=3)
+    plain = shape_cases.plain(1)
+
+    assert run["routes"]["empty"] == "frozen"
+    assert set(run["weights"]) == set(plain)
+    assert relative(list(plain.values()), [run["weights"][name] for name in plain]) < FP32_TOLERANCE

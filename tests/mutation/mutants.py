@@ -352,8 +352,8 @@ OPTIMIZER = _mutants(
     ),
     (
         "the reported update is the whole group's parameter",
-        "norm_squared = torch.linalg.vector_norm(update).square()",
-        "norm_squared = torch.linalg.vector_norm(flat).square()",
+        "norm_squared = apply_measured_update_(flat, update, lr",
+        "norm_squared = torch.linalg.vector_norm(flat).square()\n        apply_measured_update_(flat, update, lr",
         "test_ordered.py::test_the_reported_norms_are_of_the_unscaled_gradient_and_the_applied_update[1]",
     ),
     (
