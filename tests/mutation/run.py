@@ -12,12 +12,14 @@ import contextlib
 import importlib
 import json
 import os
+import platform
 import shutil
 import signal
 import sys
 import tempfile
 import time
 import traceback
+from importlib.metadata import version
 from pathlib import Path
 
 from mutants import MUTANTS, Mutant
@@ -152,6 +154,8 @@ def _document(results: dict[str, str]) -> str:
         "",
         "Faults planted into a copy of `muon_core`, one at a time, and the test that kills each. `make mutants` runs",
         f"them all and writes this table: {sum(v == 'killed' for v in results.values())} of {len(MUTANTS)} are killed.",
+        f"Last on {time.strftime('%Y-%m-%d')}, Python {platform.python_version()}, torch {version('torch')}, DeepSpeed",
+        f"{version('deepspeed')}, CPU.",
         "",
         "| fault | in `muon_core` | | by |",
         "|---|---|---|---|",
