@@ -78,6 +78,15 @@ bench: .venv/installed-dev ## Print measured numbers on the CPU.
 bench-gpu: .venv/installed-dev ## Print measured numbers on this machine's GPUs.
 	$(BIN)/python -m pytest tests/benchmarks -s -m 'benchmark and (gpu or multi_gpu)' $(ARGS)
 
+.venv-trackers/installed: tests/benchmarks/trackers/requirements.txt
+	$(PYTHON) -m venv .venv-trackers
+	.venv-trackers/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+.PHONY: bench-trackers
+bench-trackers: .venv/installed-dev .venv-trackers/installed ## Give Muonscope and other trackers the same work (ARGS=--only ...).
+	$(BIN)/python tests/benchmarks/trackers/yardstick.py $(ARGS)
+
 .PHONY: db-revision
 db-revision: .venv/installed-dev ## Write a migration for the models' changes: make db-revision m="add run notes".
 	@if [ -z "$(m)" ]; then echo 'say what changes: make db-revision m="add run notes"' >&2; exit 1; fi

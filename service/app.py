@@ -11,10 +11,26 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import GZipMiddleware
 
-from service.api import attempts, cluster, compare, events, experiments, health, load, problems, queue, runs, steps
+from service.api import (
+    attempts,
+    cluster,
+    compare,
+    deletion,
+    events,
+    experiments,
+    health,
+    imports,
+    load,
+    metrics,
+    problems,
+    queue,
+    runs,
+    steps,
+)
 from service.api.feed import ChangeFeed
 from service.api.middleware import BodyLimit, OneWriter, Problems, SecurityHeaders, TrustedCaller
 from service.api.responses import StrictJSONResponse
+from service.controller.housekeeping import Housekeeper
 from service.controller.launcher import Launcher
 from service.controller.leadership import Leadership
 from service.controller.local_ray import LocalRay
@@ -32,6 +48,8 @@ ROUTERS: Final = (
     runs.router,
     steps.router,
     load.router,
+    deletion.router,
+    imports.router,
     events.router,
     compare.router,
     experiments.router,
@@ -39,6 +57,7 @@ ROUTERS: Final = (
     queue.router,
     cluster.router,
     health.router,
+    metrics.router,
     views.home,
     views.router,
 )
@@ -65,7 +84,9 @@ def create_app(settings: Settings, launcher: Launcher | None = None) -> FastAPI:
         version=_version(),
         default_response_class=StrictJSONResponse,
         redirect_slashes=False,
-        lifespan=_lifespan(database, controller, leadership, feed, local_ray),
+        lifespan=_lifespan(
+            database, controller, leadership, Housekeeper(database, settings, leadership), feed, local_ray
+        ),
     )
     app.state.settings = settings
     app.state.database = database
@@ -98,6 +119,7 @@ def _lifespan(
     database: Database,
     controller: ControllerLoop,
     leadership: Leadership,
+    housekeeper: Housekeeper,
     feed: ChangeFeed,
     local_ray: LocalRay | None,
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
@@ -121,6 +143,8 @@ def _lifespan(
             leadership.start(on_gain=begin)
             controller.start()
             stack.push_async_callback(controller.stop)
+            housekeeper.start()
+            stack.push_async_callback(housekeeper.stop)
             yield
 
     return lifespan

@@ -75,7 +75,10 @@ def exchange(call: Call[Answer], client: httpx.Client | httpx.AsyncClient, retri
 def build_request(call: Call[Any], client: httpx.Client | httpx.AsyncClient) -> httpx.Request:
     headers = dict(call.headers)
     content = None
-    if call.body is not None:
+    if isinstance(call.body, bytes):
+        content = call.body
+        headers["Content-Type"] = "application/octet-stream"
+    elif call.body is not None:
         # Not httpx's own encoder: it refuses NaN with a bare ValueError, where the service names the field.
         content = json.dumps(call.body).encode()
         headers["Content-Type"] = "application/json"

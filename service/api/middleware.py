@@ -32,7 +32,7 @@ from service.errors import (
 
 logger = logging.getLogger(__name__)
 
-_TELEMETRY_PATH: Final = re.compile(r"/attempts/[^/]+/steps")
+_TELEMETRY_PATH: Final = re.compile(r"/(?:attempts/[^/]+|imports)/steps")
 _UNSAFE: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
 # An answer that comes before the body was read is lost on clients that write first and read after: so much is read

@@ -12,11 +12,12 @@ from typing import Any, Final
 
 from muonscope.contract.telemetry import StepRecord
 from workers.controller_client import ControllerClient
-from workers.shipper import is_shipper_alive, start_detached
+from workers.shipper import is_shipper_alive, settle, start_detached
 from workers.spool import Destination, Shipped, SpoolWriter
 
 REPOSITORY: Final = Path(__file__).parents[3]
-START_S: Final = 60.0
+# A loaded machine takes minutes to import the service.
+START_S: Final = 240.0
 
 
 class Service:
@@ -44,7 +45,7 @@ class Service:
                 cwd=REPOSITORY, stdout=log, stderr=log,
             )  # fmt: skip
         deadline = time.monotonic() + START_S
-        while not self._is_ready():
+        while not self.is_ready():
             assert self._process.poll() is None, (self.home / "service.log").read_text()
             assert time.monotonic() < deadline, "the service did not become ready"
             time.sleep(0.05)
@@ -55,9 +56,9 @@ class Service:
         self._process.wait()
 
     def end(self) -> None:
-        assert self._process is not None
-        self._process.terminate()
-        self._process.wait(timeout=30)
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(timeout=30)
 
     def get(self, path: str) -> Any:
         with urllib.request.urlopen(self.url + path, timeout=60) as answer:
@@ -70,7 +71,8 @@ class Service:
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
 
-    def _is_ready(self) -> bool:
+    def is_ready(self) -> bool:
+        """Whether it takes runs: ours or one that an earlier process left behind."""
         try:
             return bool(self.get("/readyz"))
         except (OSError, urllib.error.URLError):
@@ -114,6 +116,13 @@ class Recorder:
         while Shipped.read(self.directory).records < self.spool.records:
             assert time.monotonic() < deadline, Shipped.read(self.directory)
             time.sleep(0.002)
+
+
+def settle_spool(directory: Path, patience_s: float = 60.0) -> int:
+    """Ship what is left, as the driver does once its ranks are gone; return how many records the spool held."""
+    settled = settle(directory, patience_s)
+    assert settled.is_complete, settled
+    return settled.declared
 
 
 def shipper_pids(directory: Path) -> list[int]:

@@ -92,6 +92,8 @@ def test_an_attempts_facts_say_where_and_on_what_it_ran(cluster: LocalRay) -> No
     assert facts["environment"]["versions"]["deepspeed"].startswith("0.19")
     assert facts["environment"]["deepspeed_file"].endswith("__init__.py")
     assert facts["resolved_ds_config"]["gradient_clipping"] == 0.0
+    assert {sample.rank for sample in controller.load} == {0, 1}
+    assert all((sample.memory_bytes or 0) > 2**27 for sample in controller.load), "torch alone takes more"
 
 
 def test_master_dies_with_a_verdict_and_its_own_exit_code(cluster: LocalRay) -> None:

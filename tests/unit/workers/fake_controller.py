@@ -17,6 +17,8 @@ from muonscope.contract.attempts import (
     Enrolment,
     Heartbeat,
     HeartbeatReply,
+    LoadReport,
+    LoadSample,
     LogAccepted,
     LogPiece,
     StepsAccepted,
@@ -46,6 +48,7 @@ class FakeController:
         self.heartbeats: list[Heartbeat] = []
         self.checkpoints: list[CheckpointFact] = []
         self.logs: dict[int | None, str] = {}
+        self.load: list[LoadSample] = []
         self.outcome: AttemptOutcome | None = None
         self.enrolments = 0
         self.batches: list[int] = []
@@ -110,6 +113,7 @@ class FakeController:
                 "heartbeat": self._beat,
                 "checkpoints": self._take_checkpoints,
                 "logs": self._take_log,
+                "load": self._take_load,
                 "outcome": self._end,
             }
             return handlers[verb](body)
@@ -130,6 +134,10 @@ class FakeController:
             resume_step=self.resume_step,
         )
         return 200, enrolled.model_dump_json().encode()
+
+    def _take_load(self, body: bytes) -> tuple[int, bytes]:
+        self.load.extend(LoadReport.model_validate_json(body).samples)
+        return 204, b""
 
     def _facts(self, body: bytes) -> tuple[int, bytes]:
         facts = AttemptFacts.model_validate_json(body)
