@@ -221,3 +221,13 @@ def test_a_releases_runs_say_what_they_did_and_are_held_to_no_published_figure()
     table = build_table(runs, builtin="gradient-accumulation")
     assert table.checks == [None, None]
     assert table.columns[-1] == "measured"
+
+
+def test_the_known_assertion_is_told_before_the_run_has_ended() -> None:
+    runs = [replace(run, parameters_moved=None, parameters_total=None) for run in results("dtype-assertion")]
+
+    assert {read("dtype-assertion", runs, place).known for place in range(len(runs))} == {
+        "0/10 moved, the assertion passes (10/10)",
+        "10/10 moved, the assertion passes (10/10)",
+        "0/10 moved, the assertion fails (0/10)",
+    }
