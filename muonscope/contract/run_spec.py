@@ -281,7 +281,11 @@ class RunSpec(_Part):
         for key, ours in DS_CONFIG_OWNED_KEYS.items():
             if key in value:
                 raise ValueError(f"ds_config.{key} is set by the run's own {ours}; remove it from ds_config")
-        if "stage" in (value.get("zero_optimization") or {}):
+        zero = value.get("zero_optimization", {})
+        if not isinstance(zero, dict):
+            # Our own stage is merged into it, and DeepSpeed's old true and false would take its place.
+            raise ValueError(f"ds_config.zero_optimization={zero!r} is not an object; give one, or leave it out")
+        if "stage" in zero:
             raise ValueError("ds_config.zero_optimization.stage is set by zero_stage; remove it from ds_config")
         _refuse_unstorable(value, "ds_config", depth=0)
         return value

@@ -52,6 +52,8 @@ def test_a_spec_survives_json() -> None:
         ({"deepspeed": {"version": "0.1.0"}}, "not on the allow-list"),
         ({"ds_config": {"train_batch_size": 8}}, "ds_config.train_batch_size is set by the run's own"),
         ({"ds_config": {"zero_optimization": {"stage": 2}}}, "set by zero_stage"),
+        ({"ds_config": {"zero_optimization": 5}}, "ds_config.zero_optimization=5 is not an object"),
+        ({"ds_config": {"zero_optimization": None}}, "ds_config.zero_optimization=None is not an object"),
         ({"ds_config": {"a": 10**30}}, "does not fit in 64 bits"),
         ({"faults": [{"kind": "inf", "step": 0, "rank": 1}]}, "faults[0].rank=1 does not exist at world_size=1"),
         ({"faults": [{"kind": "inf", "step": 0, "micro_batch": 1}]}, "faults[0].micro_batch=1 does not exist"),
