@@ -12,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import GZipMiddleware
 
 from service.api import (
+    artifacts,
     attempts,
     cluster,
     compare,
@@ -21,6 +22,7 @@ from service.api import (
     health,
     imports,
     load,
+    logs,
     metrics,
     problems,
     queue,
@@ -46,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 ROUTERS: Final = (
     runs.router,
+    logs.router,
+    artifacts.router,
     steps.router,
     load.router,
     deletion.router,

@@ -136,6 +136,9 @@ def compare(
 def logs(
     run_id: RunId,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is finished.")] = False,
+    rank: Annotated[
+        int | None, typer.Option(min=0, help="One rank's alone.  [default: all]", show_default=False)
+    ] = None,
     url: Url = None,
 ) -> None:
     """Print what the run's processes wrote."""
@@ -144,7 +147,7 @@ def logs(
         while True:
             # The state first: a log read after the end is whole.
             is_last = not follow or client.runs.get(run_id).is_finished
-            text = client.runs.logs(run_id)
+            text = client.runs.logs(run_id, rank=rank)
             sys.stdout.write(text[printed:])
             sys.stdout.flush()
             printed = max(printed, len(text))

@@ -317,8 +317,8 @@ class AsyncRuns:
         """Yield the run whenever it changed, until it is finished; outlives a restart of the service."""
         return self._client.poll(calls.get_run(run_id), every_s, patience_s)
 
-    async def logs(self, run_id: str) -> str:
-        return await self._client.send(calls.get_logs(run_id))
+    async def logs(self, run_id: str, *, rank: int | None = None) -> str:
+        return await self._client.send(calls.get_logs(run_id, rank))
 
 
 class AsyncExperiments:

@@ -123,8 +123,8 @@ def stream_events(run_id: str | None) -> Call[Event]:
     return Call("GET", path, Event.model_validate, headers={"Accept": "text/event-stream"})
 
 
-def get_logs(run_id: str) -> Call[str]:
-    return Call("GET", f"/runs/{_segment(run_id)}/logs", str, is_text=True)
+def get_logs(run_id: str, rank: int | None = None) -> Call[str]:
+    return Call("GET", f"/runs/{_segment(run_id)}/logs", str, params=_given(rank=rank), is_text=True)
 
 
 def compare_runs(run_a: str, run_b: str) -> Call[Comparison]:

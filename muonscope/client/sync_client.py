@@ -307,8 +307,8 @@ class Runs:
         """Yield the run whenever it changed, until it is finished; outlives a restart of the service."""
         return self._client.poll(calls.get_run(run_id), every_s, patience_s)
 
-    def logs(self, run_id: str) -> str:
-        return self._client.send(calls.get_logs(run_id))
+    def logs(self, run_id: str, *, rank: int | None = None) -> str:
+        return self._client.send(calls.get_logs(run_id, rank))
 
 
 class Experiments:

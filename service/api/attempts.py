@@ -21,6 +21,8 @@ from muonscope.contract.attempts import (
     Heartbeat,
     HeartbeatReply,
     LoadReport,
+    LogAccepted,
+    LogPiece,
     StepsAccepted,
 )
 from muonscope.contract.run_spec import RunSpec
@@ -34,6 +36,7 @@ from service.store.attempts import AttemptRepository
 from service.store.checkpoints import CheckpointRepository
 from service.store.events import EventRepository
 from service.store.load import LoadRepository
+from service.store.logs import LogRepository
 from service.store.models import Attempt
 from service.store.runs import RunRepository
 from service.store.session import Database, Session
@@ -152,6 +155,13 @@ def report_checkpoints(
         attempt = _admitted(session, attempt_id, token)
         CheckpointRepository(session).replace(attempt, report.checkpoints)
     return Response(status_code=204)
+
+
+@router.post("/{attempt_id}/logs", summary="Keep what a rank or the driver printed")
+def add_log(attempt_id: AttemptId, piece: LogPiece, token: BearerToken, database: DatabaseDependency) -> LogAccepted:
+    with database.write(durable=False) as session:
+        attempt = _admitted(session, attempt_id, token)
+        return LogAccepted(stop=LogRepository(session).append(attempt, piece))
 
 
 @router.post("/{attempt_id}/load", status_code=204, summary="Say how busy ranks, nodes and GPUs were")

@@ -3,8 +3,6 @@
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Body, Header, Path, Query, Response
-from fastapi.responses import PlainTextResponse
-from starlette.concurrency import run_in_threadpool
 
 from muonscope.contract.run_spec import BUILT_IN_TASKS, RunSpec
 from muonscope.contract.status import RunStatus
@@ -16,12 +14,12 @@ from service.api.dependencies import (
     SettingsDependency,
 )
 from service.api.schemas import PROBLEMS, RunOut, RunsOut, present_run, present_runs
-from service.errors import IllegalTransition, InvalidInput, NotFound
+from service.errors import IllegalTransition, InvalidInput
 from service.settings import Settings
 from service.store.models import Run
 from service.store.queue import QueueRepository
 from service.store.runs import RunRepository
-from service.store.session import Database, Session
+from service.store.session import Session
 
 router = APIRouter(tags=["runs"], responses=PROBLEMS)
 
@@ -155,37 +153,6 @@ def clone_run(
     if not is_new:
         response.status_code = 200
     return shown
-
-
-@router.get("/runs/{run_id}/logs", response_class=PlainTextResponse)
-async def read_logs(
-    run_id: RunId,
-    database: DatabaseDependency,
-    controller: ControllerDependency,
-    attempt: Annotated[int | None, Query(ge=1, le=2**31, description="By default the newest.")] = None,
-) -> PlainTextResponse:
-    """Return what the attempt's driver and workers have printed so far."""
-    submission_id = await run_in_threadpool(_submission_id, database, run_id, attempt)
-    if submission_id is None:
-        return PlainTextResponse("")
-    text = await controller.job_logs(submission_id)
-    if text is None:
-        raise NotFound(
-            f"Ray no longer has the log of {submission_id}", field="attempt", value=submission_id,
-            remedy="logs are kept as long as the Ray cluster that ran the attempt",
-        )  # fmt: skip
-    return PlainTextResponse(text.encode("utf-8", "replace").decode("utf-8"))
-
-
-def _submission_id(database: Database, uid: str, number: int | None) -> str | None:
-    with database.read() as session:
-        run = RunRepository(session).get(uid)
-        for attempt in reversed(run.attempts):
-            if number is None or attempt.number == number:
-                return attempt.submission_id
-    if number is None:
-        return None
-    raise NotFound(f"run {uid} has no attempt {number}", field="attempt", value=number)
 
 
 def check_runnable(spec: RunSpec, settings: Settings, controller: Controller) -> None:

@@ -104,6 +104,15 @@ class Launcher(Protocol):
     async def active_jobs(self) -> Mapping[str, Job]:
         """List the jobs that have not ended and whose ids are of our form."""
 
+    async def prune(self, owner: str, *, keep: int, spare: Collection[str]) -> int:
+        """Have the cluster forget ended jobs of a store, but for the newest; returns how many were forgotten.
+
+        Args:
+            owner: the store.
+            keep: how many of its ended jobs stay.
+            spare: jobs whose attempts are not settled yet: their end must still be read.
+        """
+
     async def logs(self, submission_id: str) -> str | None:
         """Return what the job's driver printed; None where the job is unknown."""
 

@@ -42,8 +42,12 @@ logger = logging.getLogger(__name__)
 _SWEEP_S: Final = 10.0
 _RESOURCES_S: Final = 2.0
 _STOP_AGAIN_S: Final = 2.0
+# Ray keeps a record of every job for ever; ours hold nothing that the store does not.
+_PRUNE_S: Final = 600.0
+_KEPT_JOBS: Final = 100
 _STALE_TICK_S: Final = 15.0
 _STAND_BY_S: Final = 0.2
+_LONGEST_REST_S: Final = 0.5
 # Ray's count of used GPUs is this old at most; GPUs that a run of ours gave back are not taken for another's.
 _USAGE_LAG_S: Final = 8.0
 
@@ -109,6 +113,7 @@ class ControllerLoop:
         self._resources: ClusterResources | None = None
         self._resources_at = float("-inf")
         self._swept_at = float("-inf")
+        self._pruned_at = float("-inf")
         self._ticked_at = float("-inf")
         self._is_prepared = False
         self._is_idle = False
@@ -145,7 +150,10 @@ class ControllerLoop:
         return retry_reason(failure, attempts, self._policy)
 
     async def job_logs(self, submission_id: str) -> str | None:
-        return await self._launcher.logs(submission_id)
+        try:
+            return await self._launcher.logs(submission_id)
+        except LauncherUnavailable as error:
+            raise Unavailable(str(error), remedy="try again once Ray is reachable") from error
 
     def total_gpus(self) -> float | None:
         return self._resources.gpus if self._resources is not None else None
@@ -200,6 +208,7 @@ class ControllerLoop:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), timeout=_STAND_BY_S)
                 continue
+            began = self._clock()
             try:
                 await self.tick()
                 self._failure = None
@@ -210,6 +219,8 @@ class ControllerLoop:
                 # Whatever it was (a locked database, a bug), the next tick starts from rows and Ray again.
                 self._failure = f"the controller's last tick failed: {type(error).__name__}"
                 logger.exception("a tick failed", extra={"action": "tick_failed"})
+            # A burst of submissions, each of which wakes the loop, must not be made to wait for a tick each.
+            await asyncio.sleep(min(self._clock() - began, _LONGEST_REST_S))
             try:
                 pause = self._settings.tick_s * (5 if self._is_idle else 1)
                 await asyncio.wait_for(self._wake.wait(), timeout=pause)
@@ -246,6 +257,9 @@ class ControllerLoop:
                 self._resources_at = now
             if now - self._swept_at > _SWEEP_S:
                 orphans = await self._sweep(live, now)
+            if now - self._pruned_at > _PRUNE_S:
+                await self._launcher.prune(self._owner, keep=_KEPT_JOBS, spare=live)
+                self._pruned_at = now
             if not self._is_prepared:
                 await self._launcher.prepare()
                 self._is_prepared = True

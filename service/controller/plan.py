@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 
 WHO: Final = "controller"
 # A tick is one transaction, and a request that writes waits for it: what is more is left to the next one, at once.
-STARTS_A_TICK: Final = 8
-CLOSINGS_A_TICK: Final = 16
+STARTS_A_TICK: Final = 4
+CLOSINGS_A_TICK: Final = 8
 REASONS_A_TICK: Final = 1000
 
 

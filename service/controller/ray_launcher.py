@@ -31,6 +31,9 @@ from service.controller.launcher import (
 OWNER_METADATA: Final = "muonscope_store"
 MAX_LOG_LENGTH: Final = 4 * 1024 * 1024
 _PARALLEL_READS: Final = 16
+# More jobs than this are read as one list, ended ones and all: it is cheaper than a request each.
+_LISTED_FROM: Final = 32
+_PRUNED_AT_ONCE: Final = 100
 _ENROLMENT_TOKEN: Final = re.compile(r"(--enrolment-token[ =])\S+")
 _TIMEOUT: Final = httpx.Timeout(10.0, connect=2.0)
 
@@ -89,6 +92,10 @@ class RayLauncher:
             raise LauncherUnavailable(f"Ray answered {response.status_code} to a stop: {response.text[-500:]}")
 
     async def jobs(self, submission_ids: Collection[str]) -> Mapping[str, Job]:
+        if len(submission_ids) > _LISTED_FROM:
+            wanted = set(submission_ids)
+            return {name: _job(row) for row in await self._list() if (name := _name(row)) in wanted}
+
         async def read(submission_id: str) -> Job | None:
             async with self._reads:
                 response = await self._send("GET", f"/api/jobs/{submission_id}")
@@ -98,12 +105,23 @@ class RayLauncher:
         return {job.submission_id: job for job in found if job is not None}
 
     async def active_jobs(self) -> Mapping[str, Job]:
-        response = await self._send("GET", "/api/jobs/")
-        rows = _json(response)
+        jobs = [_job(row) for row in await self._list()]
+        return {job.submission_id: job for job in jobs if not job.status.is_terminal}
+
+    async def prune(self, owner: str, *, keep: int, spare: Collection[str]) -> int:
+        rows = sorted(await self._list(), key=lambda row: -float(row.get("end_time") or 0))
+        ended = [job for row in rows if (job := _job(row)).status.is_terminal and job.owner == owner]
+        old = [job.submission_id for job in ended if job.submission_id not in spare][keep:][:_PRUNED_AT_ONCE]
+        for submission_id in old:
+            await self._send("DELETE", f"/api/jobs/{submission_id}")
+        return len(old)
+
+    async def _list(self) -> list[dict[str, Any]]:
+        """Return Ray's rows of the jobs whose ids are of our form."""
+        rows = _json(await self._send("GET", "/api/jobs/"))
         if not isinstance(rows, list):
             raise LauncherUnavailable("Ray's list of jobs is not a list")
-        jobs = [_job(row) for row in rows if SUBMISSION_ID.fullmatch(str(row.get("submission_id")))]
-        return {job.submission_id: job for job in jobs if not job.status.is_terminal}
+        return [row for row in rows if SUBMISSION_ID.fullmatch(_name(row))]
 
     async def logs(self, submission_id: str) -> str | None:
         response = await self._send("GET", f"/api/jobs/{submission_id}/logs")
@@ -186,9 +204,13 @@ def _json(response: httpx.Response) -> Any:
         raise LauncherUnavailable(f"{response.request.url.path} answered something that is not JSON") from error
 
 
+def _name(row: Mapping[str, Any]) -> str:
+    return str(row.get("submission_id") or "")
+
+
 def _job(row: Mapping[str, Any]) -> Job:
     return Job(
-        submission_id=str(row.get("submission_id") or ""),
+        submission_id=_name(row),
         status=JobStatus(str(row.get("status") or "").lower()),
         owner=str((row.get("metadata") or {}).get(OWNER_METADATA) or ""),
         message=_without_token(str(row.get("message") or "")),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import bindparam, delete, func, or_, select, update
+from sqlalchemy import bindparam, delete, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from muonscope.contract.status import LimitKind, QueueMode
@@ -46,28 +46,46 @@ class QueueRepository:
 
     # -- who waits and who holds ------------------------------------------------------------------------------------
 
-    def enter(self, run: Run, *, attempts: int = 0, failed_at: datetime | None = None) -> None:
-        """Put a run into the line: behind all of its priority, or back to its old place if it holds GPUs now."""
-        entry = self._session.get(QueueEntry, run.id)
-        if entry is None:
-            # Not before anyone who is there: a clock that jumps back must not let the last one in first.
-            newest = self._session.scalars(select(func.max(QueueEntry.queued_at))).one()
-            now = read_clock(self._session)
-            queued_at = now if newest is None else max(now, newest)
-            rank = queued_at.timestamp() - run.priority * self.state().aging_s
-            entry = QueueEntry(run_id=run.id, rank=rank, gpus=gpus_of(run), queued_at=queued_at)
-            self._session.add(entry)
-        entry.is_live, entry.owner, entry.reason = False, run.submitted_by or "", None
-        entry.attempts, entry.failed_at = attempts, failed_at
-        self._session.flush()
+    def enter(self, run: Run, *, attempts: int = 0, failed_at: datetime | None = None, is_new: bool = False) -> None:
+        """Put a run into the line: behind all of its priority, or back to its old place if it holds GPUs now.
+
+        Args:
+            run: the run.
+            attempts: how many it has had.
+            failed_at: when the last of them ended by no fault of the run.
+            is_new: whether it was accepted in this very transaction.
+        """
+        values = {"is_live": False, "owner": run.submitted_by or "", "reason": None, "attempts": attempts}
+        values["failed_at"] = failed_at
+        if not is_new and self._change(run, values):
+            return
+        now = run.created_at if is_new else read_clock(self._session)
+        # Not before the one before it: a clock that jumps back must not let the last one in first.
+        newest = self._session.scalars(
+            select(_ENTRY.c.queued_at).where(_ENTRY.c.run_id != run.id).order_by(_ENTRY.c.run_id.desc()).limit(1)
+        ).one_or_none()
+        queued_at = now if newest is None else max(now, newest)
+        rank = queued_at.timestamp() - run.priority * self.state().aging_s
+        values |= {"run_id": run.id, "rank": rank, "gpus": gpus_of(run), "queued_at": queued_at}
+        self._session.execute(insert(QueueEntry).values(values))
 
     def hold(self, run: Run) -> None:
         """Note that a run has left the line and holds its GPUs."""
-        self._session.execute(update(QueueEntry).where(QueueEntry.run_id == run.id).values(is_live=True, reason=None))
+        self._change(run, {"is_live": True, "reason": None})
 
     def leave(self, run: Run) -> None:
         """Note that a run has ended."""
-        self._session.execute(delete(QueueEntry).where(QueueEntry.run_id == run.id))
+        self._session.execute(
+            delete(QueueEntry).where(QueueEntry.run_id == run.id), execution_options={"synchronize_session": False}
+        )
+
+    def _change(self, run: Run, values: Mapping[str, Any]) -> bool:
+        """Change a run's entry; returns whether there is one."""
+        changed = self._session.execute(
+            update(QueueEntry).where(QueueEntry.run_id == run.id).values(**values),
+            execution_options={"synchronize_session": False},
+        )
+        return bool(changed.rowcount == 1)  # type: ignore[attr-defined]
 
     def waiting(self, *, limit: int | None = None) -> list[Entry]:
         """List the line, first in it first."""
@@ -112,13 +130,13 @@ class QueueRepository:
         """Return the place in the line, from 1, of those of these runs that wait."""
         table = _ENTRY.c
         if len(run_ids) == 1:
-            own = select(table.rank, table.run_id).where(table.run_id == run_ids[0], table.is_live.is_(False))
-            place = self._session.execute(own).one_or_none()
-            if place is None:
-                return {}
-            before = or_(table.rank < place.rank, (table.rank == place.rank) & (table.run_id <= place.run_id))
-            count = select(func.count()).select_from(_ENTRY).where(table.is_live.is_(False), before)
-            return {run_ids[0]: self._session.scalars(count).one()}
+            own = _ENTRY.alias("own").c
+            before = or_(table.rank < own.rank, (table.rank == own.rank) & (table.run_id <= own.run_id))
+            count = select(func.count()).where(
+                own.run_id == run_ids[0], own.is_live.is_(False), table.is_live.is_(False), before
+            )
+            place = self._session.scalars(count).one()
+            return {run_ids[0]: place} if place else {}
         row_number = func.row_number().over(order_by=(table.rank, table.run_id)).label("place")
         line = select(table.run_id, row_number).where(table.is_live.is_(False)).subquery()
         rows = self._session.execute(select(line.c.run_id, line.c.place).where(line.c.run_id.in_(run_ids)))

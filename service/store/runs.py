@@ -140,7 +140,7 @@ class RunRepository:
         run.experiment = experiment
         self._session.add(run)
         self._session.flush()
-        QueueRepository(self._session).enter(run)
+        QueueRepository(self._session).enter(run, is_new=True)
         EventRepository(self._session).append("run_status", run=run, to_status=run.status, who=who, why=why)
         return run, True
 

@@ -24,6 +24,7 @@ class FakeLauncher:
         self.rows: dict[str, Job] = {}
         self.requests: dict[str, JobRequest] = {}
         self.stopped: list[str] = []
+        self.pruned: list[tuple[str, int, frozenset[str]]] = []
         self.prepared = 0
         self.is_reachable = True
         self.refusal: str | None = None
@@ -50,6 +51,11 @@ class FakeLauncher:
     async def active_jobs(self) -> Mapping[str, Job]:
         self._reach()
         return {name: job for name, job in self.rows.items() if not job.status.is_terminal}
+
+    async def prune(self, owner: str, *, keep: int, spare: Collection[str]) -> int:
+        self._reach()
+        self.pruned.append((owner, keep, frozenset(spare)))
+        return 0
 
     async def logs(self, submission_id: str) -> str | None:
         self._reach()

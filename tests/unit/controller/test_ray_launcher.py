@@ -202,3 +202,39 @@ def test_preparing_wakes_the_heads_agent() -> None:
 
     call(launcher(answer), lambda one: one.prepare())
     assert [url for url in seen if "job_agent" in url] == ["http://10.0.0.1:5000/api/job_agent/jobs/warm-up/logs"]
+
+
+def _ended(number: int, *, owner: str = "store-1", status: str = "SUCCEEDED") -> dict[str, Any]:
+    metadata = {"muonscope_store": owner}
+    return {"submission_id": f"run-abc-a{number}", "status": status, "end_time": number, "metadata": metadata}
+
+
+def test_old_ended_jobs_of_ours_are_pruned_and_no_others() -> None:
+    rows = [_ended(number) for number in range(1, 8)]
+    rows += [_ended(8, owner="store-2"), _ended(9, status="RUNNING"), {"submission_id": "somebody-elses"}]
+    deleted: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "DELETE":
+            deleted.append(request.url.path)
+            return httpx.Response(200, json=True)
+        return httpx.Response(200, json=rows)
+
+    pruned = call(launcher(answer), lambda one: one.prune("store-1", keep=3, spare=["run-abc-a2"]))
+
+    assert deleted == [f"/api/jobs/run-abc-a{number}" for number in (4, 3, 1)]
+    assert pruned == 3
+
+
+def test_many_jobs_are_read_as_one_list() -> None:
+    wanted = [f"run-abc-a{number}" for number in range(1, 41)]
+    seen: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request.url.path)
+        return httpx.Response(200, json=[_ended(number) for number in range(1, 60)])
+
+    found = call(launcher(answer), lambda one: one.jobs(wanted))
+
+    assert seen == ["/api/jobs/"]
+    assert set(found) == set(wanted)

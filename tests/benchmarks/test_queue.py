@@ -1,0 +1,164 @@
+"""What a long queue costs: to submit into, to look at, and to decide over, on a simulated cluster of 1,000 GPUs.
+
+The cluster stands behind the launcher protocol; the service, its HTTP and its store are real. `make bench` prints the
+numbers; `MUONSCOPE_BENCH_RUNS` makes the queue shorter for a trial.
+"""
+
+import os
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from muonscope.contract.status import RunStatus
+from service.controller.launcher import JobStatus
+from service.controller.loop import ControllerLoop
+from service.store import migrate
+from service.store.queue import QueueRepository
+from service.store.runs import RunRepository
+from service.store.session import Database
+from tests.unit.controller.fakes import FakeLauncher
+from tests.unit.service.live import serving
+
+pytestmark = pytest.mark.benchmark
+
+RUNS = int(os.environ.get("MUONSCOPE_BENCH_RUNS", "10000"))
+GPUS = 1000
+CLIENTS = 4
+POST_P95_S = 0.050
+TICK_S = 0.100
+
+
+def _say(text: str) -> None:
+    print(f"\n    {text}", flush=True)
+
+
+def _percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
+
+
+@contextmanager
+def _timed_ticks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """Collect how long each tick takes, from its first look to its last act."""
+    taken: list[float] = []
+    real = ControllerLoop.tick
+
+    async def timed(self: ControllerLoop) -> None:
+        began = time.perf_counter()
+        await real(self)
+        taken.append(time.perf_counter() - began)
+
+    monkeypatch.setattr(ControllerLoop, "tick", timed)
+    yield taken
+
+
+def _submit(client: Any, numbers: Iterator[int], lock: threading.Lock, taken: list[float]) -> None:
+    while True:
+        with lock:
+            number = next(numbers, None)
+        if number is None:
+            return
+        # Every tenth takes eight GPUs, in three priorities.
+        body = {"world_size": 8 if number % 10 == 0 else 1, "priority": number % 3, "name": f"run {number}"}
+        began = time.perf_counter()
+        answer = client.post("/runs", json=body)
+        taken.append(time.perf_counter() - began)
+        assert answer.status_code == 201, answer.text
+
+
+def test_ten_thousand_queued_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'muonscope.db'}")
+    migrate.upgrade(database)
+    launcher, process = FakeLauncher(GPUS), psutil.Process()
+    with _timed_ticks(monkeypatch) as ticks, serving(tmp_path, launcher) as client:
+        client.post("/queue/pause")
+        before = process.memory_info().rss
+        posts: list[float] = []
+        numbers, lock = iter(range(RUNS)), threading.Lock()
+        threads = [threading.Thread(target=_submit, args=(client, numbers, lock, posts)) for _ in range(CLIENTS)]
+        began = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        spent = time.perf_counter() - began
+        assert len(posts) == RUNS
+        _say(f"{RUNS} POST /runs from {CLIENTS} clients in {spent:.0f} s: median "
+             f"{statistics.median(posts) * 1e3:.1f} ms, p95 {_percentile(posts, 0.95) * 1e3:.1f} ms, "
+             f"slowest {max(posts) * 1e3:.0f} ms")  # fmt: skip
+        _say(f"memory grew by {(process.memory_info().rss - before) / 1e6:.0f} MB")
+
+        pages = []
+        for _ in range(20):
+            began = time.perf_counter()
+            assert len(client.get("/runs?limit=50").json()["runs"]) == min(50, RUNS)
+            pages.append(time.perf_counter() - began)
+        _say(f"a page of 50 runs: median {statistics.median(pages) * 1e3:.0f} ms")
+
+        line = _line(database)
+        ticks.clear()
+        client.post("/queue/resume")
+        _wait_until_full(client, launcher)
+        filling = list(ticks)
+        _say(f"{len(filling)} ticks that fill the cluster: median {statistics.median(filling) * 1e3:.0f} ms, "
+             f"p95 {_percentile(filling, 0.95) * 1e3:.0f} ms, slowest {max(filling) * 1e3:.0f} ms")  # fmt: skip
+        started = [name.split("-")[1] for name in launcher.requests]
+        assert started == [uid for uid in line if uid in set(started)], "not in the order of the line"
+        ticks.clear()
+        time.sleep(5)
+        _say(f"{len(ticks)} ticks over a full cluster: median {statistics.median(ticks) * 1e3:.0f} ms, "
+             f"slowest {max(ticks) * 1e3:.0f} ms")  # fmt: skip
+    database.dispose()
+    assert _percentile(posts, 0.95) <= POST_P95_S
+    assert _percentile(filling, 0.95) <= TICK_S
+    assert statistics.median(ticks) <= TICK_S
+
+
+def test_an_eight_gpu_run_is_not_starved_by_a_stream_of_small_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cluster is full of one-GPU runs, and two more arrive for each that ends; an eight-GPU run joins the line."""
+    database = Database(f"sqlite:///{tmp_path / 'muonscope.db'}")
+    migrate.upgrade(database)
+    launcher = FakeLauncher(64)
+    with serving(tmp_path, launcher, tick_s=0.05) as client:
+        for _ in range(80):
+            client.post("/runs", json={"world_size": 1})
+        _wait_until_full(client, launcher)
+        big = client.post("/runs", json={"world_size": 8}).json()["id"]
+        ended = 0
+        while client.get(f"/runs/{big}").json()["status"] == RunStatus.QUEUED:
+            for _ in range(2):
+                client.post("/runs", json={"world_size": 1})
+            alive = [name for name, job in launcher.rows.items() if job.status is JobStatus.RUNNING]
+            launcher.end(alive[0], JobStatus.STOPPED)
+            ended += 1
+            # Those queued before it, and the eight that it waits for.
+            assert ended <= 16 + 8 + 8
+            time.sleep(0.1)
+        _say(f"the eight-GPU run started after {ended} small ones had ended, 16 of them queued before it")
+    database.dispose()
+
+
+def _line(database: Database) -> list[str]:
+    with database.read() as session:
+        ids = [entry.run_id for entry in QueueRepository(session).waiting()]
+        uids = {run_id: run.uid for start in range(0, len(ids), 500)
+                for run_id, run in RunRepository(session).by_ids(ids[start : start + 500]).items()}  # fmt: skip
+    return [uids[run_id] for run_id in ids]
+
+
+def _wait_until_full(client: Any, launcher: FakeLauncher) -> None:
+    """Wait until nothing has been started for a second."""
+    count, since = -1, time.monotonic()
+    while time.monotonic() - since < 1.0:
+        if len(launcher.requests) != count:
+            count, since = len(launcher.requests), time.monotonic()
+        assert client.get("/healthz").status_code == 200
+        time.sleep(0.05)
