@@ -16,19 +16,15 @@ from typing import Any
 
 from sqlalchemy import (
     DDL,
-    BigInteger,
     CheckConstraint,
-    Double,
     ForeignKey,
     Index,
-    LargeBinary,
-    MetaData,
     String,
     UniqueConstraint,
     event,
     text,
 )
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from muonscope.contract.status import (
     AttemptStatus,
@@ -42,7 +38,8 @@ from muonscope.contract.status import (
     StepOrdering,
     Verdict,
 )
-from service.store.types import RowId, StoredJson, StoredText, UtcDateTime, words
+from service.store.base import Base
+from service.store.types import RowId, StoredText, words
 
 STEP_CURRENT = """
 CREATE VIEW step_current AS
@@ -54,27 +51,6 @@ WHERE NOT EXISTS (
       AND newer.step = step.step AND newer.rank = step.rank
 )
 """
-
-
-class Base(DeclarativeBase):
-    metadata = MetaData(
-        naming_convention={
-            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-            "ck": "ck_%(table_name)s_%(constraint_name)s",
-            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
-            "pk": "pk_%(table_name)s",
-        }
-    )
-    type_annotation_map = {  # noqa: RUF012 (SQLAlchemy's own declaration)
-        int: BigInteger(),
-        float: Double(),
-        str: StoredText(),
-        bytes: LargeBinary(),
-        datetime: UtcDateTime(),
-        dict[str, Any]: StoredJson(),
-        list[Any]: StoredJson(),
-    }
 
 
 class Experiment(Base):
