@@ -29,6 +29,7 @@ from workers import checkpoint_files, warm_pool
 from workers.controller_client import ControllerClient
 from workers.errors import ControllerAway, ControllerRefused
 from workers.failure import MAX_MESSAGE, VERDICT_BEARING
+from workers.logs import LogShipper, log_folder, rank_log
 from workers.rank import Assignment, RankFacts
 from workers.releases import releases_root
 from workers.reporter import Reporter
@@ -39,6 +40,8 @@ from workers.worker_group import Failed, Finished, RankState, WorkerGroup, decid
 POLL_S: Final = 0.1
 # How often the driver looks which checkpoints are complete.
 CHECKPOINTS_S: Final = 0.5
+# How long an ended attempt may take to ship the rest of its logs.
+LOGS_PATIENCE_S: Final = 2.0
 # A stop leaves within three seconds, its last news delivered or not.
 STOP_PATIENCE_S: Final = 1.0
 
@@ -74,6 +77,10 @@ class Attempt:
         self._stop, self._patience_s = stop, patience_s
         self._checkpoint_root = home / "checkpoints" / enrolled.run_id
         self._checkpoints_seen_at = float("-inf")
+        self._log_folder = log_folder(home, attempt_id)
+        self._logs = LogShipper(
+            self._log_folder, enrolled.spec.world_size, ControllerClient(controller, attempt_id, enrolled.token)
+        )
         self._releases = releases_root(home)
         self._destination = Destination(controller, attempt_id, enrolled.token, enrolled.epoch)
         self._reporter = Reporter(ControllerClient(controller, attempt_id, enrolled.token), enrolled.heartbeat_s)
@@ -83,6 +90,7 @@ class Attempt:
         self._reporter.tell({Phase.DRIVER_STARTED: driver_started_at, Phase.ENROLLED: enrolled_at})
         group = WorkerGroup(self._assignments(), time.monotonic(), self._releases)
         self._reporter.start()
+        self._logs.start()
         try:
             ending = self._watch(group)
         except Exception as error:
@@ -105,10 +113,14 @@ class Attempt:
 
     def _assignments(self) -> list[Assignment]:
         spec, first_step = self._enrolled.spec, self._enrolled.resume_step
+        known = {fact.step: fact.manifest_sha256 for fact in self._enrolled.checkpoints}
         return [
-            Assignment(spec, rank, self._destination, first_step, self._checkpoint_root)
+            Assignment(
+                spec, rank, self._destination, first_step, self._checkpoint_root, known,
+                rank_log(self._log_folder, rank),
+            )
             for rank in range(spec.world_size)
-        ]
+        ]  # fmt: skip
 
     def _watch(self, group: WorkerGroup) -> Ending | None:
         """Poll the group until it is over; None when a newer attempt owns the run."""
@@ -169,6 +181,8 @@ class Attempt:
         # Its own event for a stop: the one that is set already must not cut the last news short.
         give_up = threading.Event() if is_stop else self._stop
         settled = self._settle(group, patience_s, give_up)
+        # Before the outcome, which closes the attempt's record.
+        self._logs.finish(min(patience_s, LOGS_PATIENCE_S))
         if settled.refused is not None and ending.failure is None and not is_stop:
             failure = Failure(kind=FailureKind.RECORD_INCOMPLETE, message=settled.refused)
             ending = Ending(AttemptStatus.FAILED, failure)

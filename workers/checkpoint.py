@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,11 +27,25 @@ FULL_BELOW_BYTES: Final = 16 * 1024 * 1024
 Result = TypeVar("Result")
 
 
-def save(training: Training, root: Path, next_step: int) -> Path:
+class Resumed(NamedTuple):
+    """Where the loop goes on after a checkpoint was loaded."""
+
+    first_step: int
+    """The first step to attempt."""
+    discarded_in_a_row: int
+    """Steps before it that were discarded without one between them that was applied."""
+
+
+def save(training: Training, root: Path, next_step: int, discarded_in_a_row: int = 0) -> Path:
     """Write a checkpoint that resumes at `next_step`, and remove the oldest beyond what the run keeps.
 
     Collective.
 
+    Args:
+        training: this rank's.
+        root: the run's folder.
+        next_step: the first step to attempt after loading it.
+        discarded_in_a_row: how many steps before it were discarded: the loop counts on from there.
     Returns:
         The complete checkpoint's folder.
     """
@@ -40,7 +54,9 @@ def save(training: Training, root: Path, next_step: int) -> Path:
     _on_first_rank(place, lambda: _make_empty(partial))
     with disk_full_is_said(root):
         training.engine.save_checkpoint(str(partial), tag=STATE_TAG, save_latest=False)
-        torch.save(_random_states(), partial / f"random-rank-{place.rank}.pt")
+        torch.save(
+            {**_random_states(), "discarded_in_a_row": discarded_in_a_row}, partial / f"random-rank-{place.rank}.pt"
+        )
     _barrier(place)
     files = _merge(place, _hash_share(partial, place))
     manifest = Manifest(training.spec.fingerprint(), next_step, place.world_size, files)
@@ -59,13 +75,13 @@ def disk_full_is_said(folder: Path) -> Iterator[None]:
         raise
 
 
-def load_newest(training: Training, root: Path, resume_step: int, known: Mapping[int, str] | None = None) -> int:
+def load_newest(training: Training, root: Path, resume_step: int, known: Mapping[int, str] | None = None) -> Resumed:
     """Load the newest whole checkpoint that is not newer than `resume_step`.
 
     Collective. `known` is `choose`'s.
 
     Returns:
-        The first step to attempt.
+        Where the loop goes on.
     Raises:
         CheckpointUnusable: none is whole and of this run.
     """
@@ -77,8 +93,9 @@ def load_newest(training: Training, root: Path, resume_step: int, known: Mapping
     loaded, _ = training.engine.load_checkpoint(str(folder), tag=STATE_TAG)
     if loaded is None:
         raise CheckpointUnusable(str(folder), "DeepSpeed did not load it")
-    _restore_random_states(torch.load(folder / f"random-rank-{place.rank}.pt", weights_only=True))
-    return int(manifest.step)
+    states = torch.load(folder / f"random-rank-{place.rank}.pt", weights_only=True)
+    _restore_random_states(states)
+    return Resumed(int(manifest.step), int(states["discarded_in_a_row"]))
 
 
 def _make_empty(partial: Path) -> None:

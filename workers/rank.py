@@ -10,6 +10,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,6 +24,7 @@ from workers.background import Background
 from workers.environment import keep_compiler_unloaded, prepare_environment, remove_stale_extension_locks
 from workers.failure import VERDICT_BEARING, RankFailure, describe
 from workers.fork_client import Surroundings
+from workers.logs import redirect_output
 from workers.shipper import is_shipper_alive, start_detached
 from workers.spool import Destination, Shipped, SpoolWriter, spool_directory
 
@@ -40,6 +42,10 @@ class Assignment:
     first_step: int
     """Above 0, the newest whole checkpoint at or before it is loaded."""
     checkpoint_root: Path
+    checkpoints: Mapping[int, str]
+    """Step -> manifest's SHA-256 of those that may be loaded: the controller was told of each when it was written."""
+    log: Path
+    """Where all that the rank prints goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +114,9 @@ def serve(running: int, polling: int) -> None:
     with Connection(running) as actor:
         surroundings: Surroundings = actor.recv()
         surroundings.take_over()
-        rank = Rank(actor.recv(), surroundings)
+        assignment: Assignment = actor.recv()
+        redirect_output(assignment.log)
+        rank = Rank(assignment, surroundings)
         threading.Thread(target=_answer_polls, args=(Connection(polling), rank), name="polls", daemon=True).start()
         actor.send(rank.port)
         try:
@@ -165,10 +173,10 @@ class Rank:
         try:
             self._imports.wait()
             self._mark(Phase.IMPORTED)
-            training, first_step = self._build(host, port)
+            training, first_step, discarded_in_a_row = self._build(host, port)
             self._mark(Phase.INITIALIZED)
             stage = FailureKind.TASK_ERROR
-            failure = self._train(training, first_step)
+            failure = self._train(training, first_step, discarded_in_a_row)
             final = _final_state(training)
         except Exception as error:
             failure = self._describe(error, stage)
@@ -176,7 +184,8 @@ class Rank:
             load.stop()
         return self._ended(failure, final, first_step)
 
-    def _build(self, host: str, port: int) -> tuple[Any, int]:
+    def _build(self, host: str, port: int) -> tuple[Any, int, int]:
+        """Return the training state, its first step, and how many discarded steps in a row came before it."""
         import torch
         import torch.distributed as dist
 
@@ -196,20 +205,23 @@ class Rank:
         place = Place(rank, spec.world_size)
         join_process_group(store, place)
         training = build_training(spec, place)
-        first_step = 0
+        first_step = discarded_in_a_row = 0
         if self._assignment.first_step > 0:
-            first_step = checkpoint.load_newest(training, self._assignment.checkpoint_root, self._assignment.first_step)
+            first_step, discarded_in_a_row = checkpoint.load_newest(
+                training, self._assignment.checkpoint_root, self._assignment.first_step, self._assignment.checkpoints
+            )
         if rank == 0:
             self._state.spool = self._spooling.wait()
         device_ids = self._surroundings.device_ids if runs_on_gpu() else []
         self._state.facts = _rank_facts(training, device_ids)
-        return training, first_step
+        return training, first_step, discarded_in_a_row
 
-    def _train(self, training: Any, first_step: int) -> RankFailure | None:
+    def _train(self, training: Any, first_step: int, discarded_in_a_row: int) -> RankFailure | None:
         """Run the loop; a death that the numbers explain is returned, for all ranks die it at the same step."""
         from workers import checkpoint
         from workers.train_loop import LoopHooks, Progress, train
 
+        progress = Progress(discarded_in_a_row=discarded_in_a_row)
         every, root = training.spec.checkpoint.every_steps, self._assignment.checkpoint_root
 
         def is_due(steps: int) -> bool:
@@ -217,13 +229,13 @@ class Rank:
 
         def after_step(steps: int) -> None:
             if is_due(steps):
-                checkpoint.save(training, root, steps)
+                checkpoint.save(training, root, steps, progress.discarded_in_a_row)
 
         spool = self._state.spool
         record = spool.append if spool is not None else lambda _: None
-        self._state.progress = Progress()
+        self._state.progress = progress
         try:
-            train(training, first_step, self._state.progress, LoopHooks(record, after_step, is_due))
+            train(training, first_step, progress, LoopHooks(record, after_step, is_due))
         except Exception as error:
             failure = self._describe(error, FailureKind.TASK_ERROR)
             if failure.failure.kind not in VERDICT_BEARING:

@@ -28,6 +28,8 @@ class Progress:
     steps_done: int = 0
     part: int = 0
     """Parts of this step that are begun: loads and backward passes in turn, then the step itself."""
+    discarded_in_a_row: int = 0
+    """Up to now, those of the attempts before it included."""
     first_step_at: float | None = None
     last_step_at: float | None = None
 
@@ -55,7 +57,6 @@ def train(training: Training, first_step: int, progress: Progress, hooks: LoopHo
     """
     spec = training.spec
     probes = Probes(training.engine, training.parameters, training.muon_indices, training.probe_group)
-    discarded_in_a_row = 0
     try:
         for step in range(first_step, spec.steps):
             measured = _one_step(training, step, progress)
@@ -63,9 +64,9 @@ def train(training: Training, first_step: int, progress: Progress, hooks: LoopHo
             progress.steps_done += 1
             progress.last_step_at = time.time()
             progress.first_step_at = progress.first_step_at or progress.last_step_at
-            discarded_in_a_row = discarded_in_a_row + 1 if measured.outcome.discarded else 0
-            if discarded_in_a_row == spec.stop_after_discarded_steps:
-                raise NoProgress(step, discarded_in_a_row)
+            progress.discarded_in_a_row = progress.discarded_in_a_row + 1 if measured.outcome.discarded else 0
+            if progress.discarded_in_a_row == spec.stop_after_discarded_steps:
+                raise NoProgress(step, progress.discarded_in_a_row)
             if hooks.wants_records_now(step + 1):
                 _keep(hooks, probes.flush())
             hooks.after_step(step + 1)

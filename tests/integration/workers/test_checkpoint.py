@@ -56,3 +56,14 @@ def test_resuming_without_a_checkpoint_says_so(ranks: Gang, tmp_path: Path) -> N
     assert error is not None
     assert error[0] == "CheckpointUnusable"
     assert "no complete checkpoint" in error[1]
+
+
+def test_discarded_steps_in_a_row_are_counted_across_a_resume(ranks: Gang, tmp_path: Path) -> None:
+    faults = [{"kind": "inf", "step": step} for step in range(6)]
+    spec = {**SPEC, "faults": faults, "stop_after_discarded_steps": 5}
+
+    said = ranks.run(resume, spec=spec, root=str(tmp_path))[0]
+
+    assert said["whole"]["error"] == said["resumed"]["error"] == "NoProgress"
+    assert said["first_step"] == 4
+    assert said["resumed"]["attempting"] == said["whole"]["attempting"] == 4

@@ -294,6 +294,7 @@ class Line:
         return model(batch[0]).square().mean()
 
 def line(context: TaskContext):
+    print(f"built for rank {context.rank}")
     return Line(context)
 """
 
@@ -301,13 +302,20 @@ def line(context: TaskContext):
 def test_a_users_own_task_is_imported_inside_the_job(cluster: LocalRay, tmp_path: Path) -> None:
     (tmp_path / "my_line.py").write_text(USER_TASK)
     spec = RunSpec.model_validate(
-        {"task": {"name": "my_line:line", "options": {"width": 3}}, "precision": "fp32", "steps": 4}
+        {"task": {"name": "my_line:line", "options": {"width": 3}}, "precision": "fp32", "steps": 4, "world_size": 2}
     )
     with running(spec=spec, attempt_id="run-user-a1", run_id="user") as controller:
         submit(cluster, controller, {"PYTHONPATH": f"{tmp_path}:{REPOSITORY}"})
         assert cluster.wait_for_job("run-user-a1") == "SUCCEEDED", cluster.job_logs("run-user-a1")
 
     assert sorted(controller.records) == [0, 1, 2, 3]
+    # What each rank prints is its own log, and all of it the driver's and the job's.
+    for rank, other in ((0, 1), (1, 0)):
+        assert f"built for rank {rank}" in controller.logs[rank]
+        assert f"built for rank {other}" not in controller.logs[rank]
+    for text in (controller.logs[None], cluster.job_logs("run-user-a1")):
+        assert "[rank 0] built for rank 0" in text
+        assert "[rank 1] built for rank 1" in text
 
 
 def test_a_task_that_cannot_be_imported_fails_with_its_name(cluster: LocalRay) -> None:

@@ -31,7 +31,13 @@ def plain(record: StepRecord) -> dict[str, Any]:
     return values
 
 
-def attempt(spec: RunSpec, first_step: int = 0, training: Training | None = None, save_to: Path | None = None) -> Any:
+def attempt(
+    spec: RunSpec,
+    first_step: int = 0,
+    training: Training | None = None,
+    save_to: Path | None = None,
+    discarded_in_a_row: int = 0,
+) -> Any:
     """Train a spec's steps on this rank and say what came of it."""
     training = training or build_training(spec, place())
     records: list[StepRecord] = []
@@ -40,9 +46,9 @@ def attempt(spec: RunSpec, first_step: int = 0, training: Training | None = None
     def after_step(steps: int) -> None:
         every = spec.checkpoint.every_steps
         if save_to is not None and every is not None and steps % every == 0:
-            checkpoint.save(training, save_to, steps)
+            checkpoint.save(training, save_to, steps, progress.discarded_in_a_row)
 
-    progress = Progress()
+    progress = Progress(discarded_in_a_row=discarded_in_a_row)
     try:
         train(training, first_step, progress, LoopHooks(records.append, after_step))
     except Exception as caught:
@@ -89,8 +95,12 @@ def resume(*, spec: dict[str, Any], root: str, break_step: int | None = None) ->
     dist.barrier()
     training = build_training(full, place())
     torch.manual_seed(12345)
-    first_step = checkpoint.load_newest(training, Path(root), full.steps)
-    return {"whole": whole, "resumed": attempt(full, first_step, training), "first_step": first_step}
+    first_step, discarded_in_a_row = checkpoint.load_newest(training, Path(root), full.steps)
+    return {
+        "whole": whole,
+        "resumed": attempt(full, first_step, training, discarded_in_a_row=discarded_in_a_row),
+        "first_step": first_step,
+    }
 
 
 def load_error(*, spec: dict[str, Any], root: str) -> tuple[str, str] | None:

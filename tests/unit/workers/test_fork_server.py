@@ -56,7 +56,7 @@ def start(process: RankProcess, tmp_path: Path) -> None:
     spec = RunSpec.model_validate({"task": {"name": "simple_model"}, "world_size": 2, "steps": 1})
     destination = Destination("http://127.0.0.1:9", "run-x-a1", "token", 1)
     process.running.send(Surroundings.here("127.0.0.1", []))
-    process.running.send_bytes(pickle.dumps(Assignment(spec, 1, destination, 0, tmp_path)))
+    process.running.send_bytes(pickle.dumps(Assignment(spec, 1, destination, 0, tmp_path, {}, tmp_path / "rank-1.log")))
     assert process.running.recv() == 0
 
 
@@ -130,21 +130,63 @@ def test_what_is_a_ranks_own_does_not(change: str, raylet: object, monkeypatch: 
     assert server_socket() == before
 
 
-def test_a_changed_source_file_asks_for_another_server(raylet: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_source_file_asks_for_another_server_even_by_an_older_file(
+    raylet: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "__init__.py").touch()
+    source = tmp_path / "module.py"
+    source.write_text("new")
+    monkeypatch.setattr(fork_client, "_OWN_PACKAGES", ("ours",))
+    origin = fork_client._origin
+    monkeypatch.setattr(
+        fork_client, "_origin", lambda name: tmp_path / "__init__.py" if name == "ours" else origin(name)
+    )
     before = server_socket()
 
-    monkeypatch.setattr(fork_client, "newest_change", lambda: 0)
+    assert server_socket() == before
+    source.write_text("old")
+    os.utime(source, (1.0, 1.0))
 
     assert server_socket() != before
 
 
-def test_another_users_folder_is_refused(tmp_path: Path, raylet: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    user = os.getuid()
-    monkeypatch.setattr("os.getuid", lambda: user + 1)
+def test_a_server_is_reached_however_deep_its_folder_lies(
+    raylet: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / "deep" / ("x" * 150)
+    deep.mkdir(parents=True)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(deep))
 
-    with pytest.raises(PermissionError, match="belongs to another user: remove it"):
-        server_socket()
+    process = fork_rank()
+    try:
+        assert process.pid > 0
+        assert deep in server_socket().parents
+    finally:
+        process.close()
+
+
+def test_a_variable_of_other_than_utf_8_bytes_names_a_server(raylet: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = server_socket()
+
+    monkeypatch.setenv("LD_LIBRARY_PATH", os.fsdecode(b"/opt/\xff"))
+
+    assert server_socket() != before
+
+
+def test_a_server_that_does_not_answer_is_named_with_the_remedy(
+    rank: RankProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fork_client, "ANSWER_LIMIT_S", 0.3)
+    server = psutil.Process(rank.pid).ppid()
+    os.kill(server, signal.SIGSTOP)
+    try:
+        with pytest.raises(RuntimeError, match=f"process {server}, did not answer within 0.3 s.*kill it"):
+            fork_rank()
+    finally:
+        os.kill(server, signal.SIGCONT)
+
+    # What was asked for in vain is gone, and the next request is served.
+    fork_rank().close()
 
 
 def test_a_server_that_cannot_start_is_reported_with_its_last_words(

@@ -1,0 +1,100 @@
+"""What a rank prints reaches the controller, whatever becomes of the rank, and no file grows without end."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.workers.fake_controller import running, wait_until
+from workers import logs
+from workers.controller_client import ControllerClient
+from workers.logs import LogShipper, rank_log
+
+PRINTS_AND_DIES = """
+import os, signal, sys
+from pathlib import Path
+from workers.logs import redirect_output
+redirect_output(Path(sys.argv[1]))
+print("from python")
+os.system("echo from a child")
+os.write(2, b"beneath python\\n")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_ranks_last_words_are_in_its_file(tmp_path: Path) -> None:
+    path = rank_log(tmp_path / "logs", 0)
+
+    subprocess.run([sys.executable, "-c", PRINTS_AND_DIES, str(path)], check=False)
+
+    assert path.read_text().splitlines() == ["from python", "from a child", "beneath python"]
+
+
+def test_logs_are_shipped_while_ranks_print_and_removed_once_all_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "logs"
+    with running() as controller:
+        shipper = LogShipper(folder, 2, ControllerClient(controller.url, controller.attempt_id, controller.token))
+        shipper.start()
+        rank_log(folder, 0).write_text("zero\n")
+        rank_log(folder, 1).write_text("one\nhalf a line")
+        wait_until(lambda: controller.logs.get(0) == "zero\n" and controller.logs.get(1), 10, "both logs")
+
+        shipper.finish(patience_s=5)
+
+    assert controller.logs[1] == "one\nhalf a line"
+    assert "[rank 0] zero\n" in controller.logs[None]
+    assert "[rank 1] one\n" in capsys.readouterr().out
+    assert not folder.exists()
+
+
+def test_a_controller_that_is_away_costs_nothing_but_its_news(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    with running() as controller:
+        controller.stop()
+        shipper = LogShipper(folder, 1, ControllerClient(controller.url, controller.attempt_id, controller.token))
+        shipper.start()
+        rank_log(folder, 0).write_text("zero\n")
+        controller.start()
+        wait_until(lambda: controller.logs.get(0) == "zero\n", 10, "the log")
+        shipper.finish(patience_s=5)
+
+
+def test_a_file_that_grows_is_cut_and_counted_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "CUT_AT_BYTES", 10)
+    path = rank_log(tmp_path, 0)
+    path.write_text("0123456789\n")
+    followed = logs._Followed(path, 0)
+
+    first = followed.read()
+    assert first is not None
+    followed.shipped(first)
+    assert path.stat().st_size == 0
+    with path.open("a") as file:
+        file.write("more\n")
+    second = followed.read()
+
+    assert second is not None
+    assert (second.start, second.stop, second.text) == (11, 16, "more\n")
+
+
+def test_of_a_rank_that_prints_too_fast_the_middle_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "BEHIND_BYTES", 100_000)
+    path = rank_log(tmp_path, 0)
+    path.write_text("x" * 99 + "\n")
+    followed = logs._Followed(path, 0)
+    first = followed.read()
+    assert first is not None
+    followed.shipped(first)
+    with path.open("a") as file:
+        file.write(("y" * 99 + "\n") * 3000)
+
+    second = followed.read()
+
+    assert second is not None
+    assert second.start == 300_100 - logs.MAX_LOG_PIECE
+    assert len(second.text) <= logs.MAX_LOG_PIECE
