@@ -190,6 +190,25 @@ def test_a_run_whose_rank_was_killed_resumes_and_ends_with_the_bits_of_the_unint
     assert kept == ["step-00000200", "step-00000240"]
 
 
+def test_a_run_outlives_rays_head_and_its_logs_do_too(installation: Installation) -> None:
+    run_id = installation.submit(steps=3000, checkpoint={"every_steps": 100}, **STEADY)
+    installation.wait(lambda: installation.run(run_id)["summary"]["steps"] > 150, 90, "it trains past a checkpoint")
+    head = json.loads((installation.home / "ray" / "head.json").read_text())
+
+    os.kill(int(head["vital"]["gcs"][0]), signal.SIGKILL)
+
+    left = installation.wait(lambda: installation.run(run_id)["status"] != "running", 90, "the attempt is given up")
+    assert left < 90
+    lost = installation.run(run_id)["attempts"][0]
+    assert (lost["status"], lost["failure"]["kind"]) in {("lost", "job_lost"), ("failed", "worker_died")}
+    assert installation.client.get(f"/runs/{run_id}/logs?attempt=1&rank=0").status_code == 200
+    installation.wait(lambda: installation.run(run_id)["status"] == "running", 90, "another attempt trains")
+    second = installation.run(run_id)["attempts"][1]
+    assert second["first_step"] >= 100
+    installation.client.post(f"/runs/{run_id}/stop")
+    installation.wait_for(run_id, "stopped")
+
+
 def test_a_clean_end_is_zero_and_leaves_no_process(installation: Installation) -> None:
     head = installation.head_id()
     assert installation.process is not None
