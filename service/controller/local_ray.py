@@ -245,7 +245,9 @@ def session_folder(folder: Path) -> Path:
     if len(os.fsencode(inside)) <= _LONGEST_FOLDER:
         return inside
     name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:10]
-    return Path(tempfile.gettempdir()) / f"ms{os.getuid()}-{name}"
+    short = Path(tempfile.gettempdir()) / f"ms{os.getuid()}-{name}"
+    # TMPDIR may lie as deep as the home does.
+    return short if len(os.fsencode(short)) <= _LONGEST_FOLDER else Path("/tmp") / short.name
 
 
 def free_ports(count: int) -> list[int]:

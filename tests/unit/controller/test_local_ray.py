@@ -37,6 +37,12 @@ def test_a_long_home_moves_rays_sessions_where_their_sockets_fit() -> None:
     assert session_folder(deep.parent / "other") != folder
 
 
+def test_a_long_home_and_a_long_temporary_folder_leave_rays_sockets_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: "/scratch/" + "x" * 100)
+    folder = session_folder(Path("/home/ada") / ("projects/" * 12) / "ray")
+    assert len(str(folder) + SOCKET_NAME) <= 107
+
+
 def test_free_ports_are_distinct() -> None:
     assert len(set(free_ports(20))) == 20
 
