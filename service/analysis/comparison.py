@@ -40,6 +40,9 @@ class Side:
         return int(np.searchsorted(self.columns.step, step))
 
 
+_NOTHING_SHARED: Final = "The two records have no step in common, and so nothing to compare."
+
+
 @dataclass(frozen=True, slots=True)
 class Divergence:
     """The first step at which two records are not bit-equal."""
@@ -48,7 +51,7 @@ class Divergence:
     scalars: tuple[str, ...]
     """All that differ there, in the order a step computes them."""
     is_end: bool = False
-    """Nothing differs; one record ends here."""
+    """Nothing differs; one record ends here, or has a gap."""
 
 
 def spec_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -85,10 +88,8 @@ def first_divergence(a: Side, b: Side) -> Divergence | None:
     if any_different.any():
         place = int(np.argmax(any_different))
         return Divergence(int(common[place]), tuple(name for name, flags in different.items() if flags[place]))
-    lengths = sorted((len(a.columns), len(b.columns)))
-    if lengths[0] == lengths[1]:
-        return None
-    return Divergence(int(common[-1]) + 1 if len(common) else 0, (), is_end=True)
+    lone = np.setxor1d(a.columns.step, b.columns.step, assume_unique=True)
+    return Divergence(int(lone[0]), (), is_end=True) if len(lone) else None
 
 
 def _is_comparable(a: Side, b: Side, name: str) -> bool:
@@ -139,7 +140,7 @@ def compare(a: Side, b: Side, parameters: Sequence[int] = ()) -> dict[str, Any]:
         },
         "bit_equal_until": divergence.step if divergence is not None else _end(a, b),
         "first_divergence": _divergence_json(divergence, a, b, parameters),
-        "explanation": _explain(divergence, a, b, difference),
+        "explanation": _explain(divergence, a, b, difference) if _share_steps(a, b) else _NOTHING_SHARED,
         "discarded": _discarded(a.columns, b.columns),
         "loss_scale": {"a": _trajectory(a.columns), "b": _trajectory(b.columns)},
         "final": _final(a, b),
@@ -178,6 +179,10 @@ def _value(side: Side, name: str, step: int) -> Any:
     if name in ("overflow", "discarded"):
         return bool(getattr(columns, name)[row])
     return encode_number(float(columns.values[name][row])) if columns.measured[name][row] else None
+
+
+def _share_steps(a: Side, b: Side) -> bool:
+    return bool(np.isin(a.columns.step, b.columns.step).any())
 
 
 def _explain(divergence: Divergence | None, a: Side, b: Side, difference: Sequence[Mapping[str, Any]]) -> str:

@@ -1,7 +1,9 @@
 import math
 from array import array
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from muonscope.contract.status import MomentumUnit
@@ -57,6 +59,24 @@ def test_a_record_that_ends_early_is_equal_until_there() -> None:
     assert (divergence.step, divergence.is_end) == (3, True)
     assert (answer["bit_equal_until"], answer["first_divergence"]) == (3, None)
     assert "ends before step 3" in answer["explanation"]
+
+
+@pytest.mark.parametrize("lengths", [(0, 0), (0, 3)])
+def test_records_without_a_common_step_are_not_called_equal(lengths: tuple[int, int]) -> None:
+    answer = compare(*(side(length) for length in lengths))
+
+    assert "equal" not in answer["explanation"]
+    assert "no step in common" in answer["explanation"]
+
+
+def test_records_of_equal_length_with_different_gaps_are_not_called_equal() -> None:
+    one = side(3)
+    other = replace(one, columns=replace(one.columns, step=np.array([0, 1, 3])))
+
+    divergence = first_divergence(one, other)
+
+    assert divergence is not None
+    assert (divergence.step, divergence.is_end) == (2, True)
 
 
 def test_specs_differ_by_dotted_name_and_names_do_not_count() -> None:
