@@ -136,6 +136,8 @@ def run_lengths(flags: Flags, steps: Integers) -> list[tuple[int, int]]:
 
 def kind_lengths(kinds: Integers, steps: Integers) -> list[tuple[int, int, int]]:
     """Return [first, last, kind] of each unbroken run of one non-finite kind, in step order."""
+    if not kinds.any():
+        return []
     runs = [
         (first, last, kind)
         for kind in (NAN, PLUS_INFINITY, MINUS_INFINITY)
