@@ -15,6 +15,7 @@ import os
 import secrets
 import shutil
 import socket
+import stat
 import sys
 import tempfile
 from collections.abc import Callable
@@ -226,9 +227,8 @@ class LocalRay:
         return self._token_file.read_text().strip()
 
     def _make_folders(self) -> None:
-        self._temp.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if self._temp.stat().st_uid != os.getuid():
-            raise RuntimeError(f"{self._temp} belongs to another user; set MUONSCOPE_HOME to a shorter path")
+        make_private(self._temp.parent)
+        self._temp.mkdir(mode=0o700, exist_ok=True)
         sessions = sorted(path for path in self._temp.glob("session_*_*") if not path.is_symlink())
         for old in sessions[:-_KEPT_SESSIONS]:
             shutil.rmtree(old, ignore_errors=True)
@@ -245,9 +245,24 @@ def session_folder(folder: Path) -> Path:
     if len(os.fsencode(inside)) <= _LONGEST_FOLDER:
         return inside
     name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:10]
-    short = Path(tempfile.gettempdir()) / f"ms{os.getuid()}-{name}"
+    # In a folder of its own, for Ray opens the one it is given to everybody.
+    below = Path(f"ms{os.getuid()}-{name}", "ray")
+    short = Path(tempfile.gettempdir()) / below
     # TMPDIR may lie as deep as the home does.
-    return short if len(os.fsencode(short)) <= _LONGEST_FOLDER else Path("/tmp") / short.name
+    return short if len(os.fsencode(short)) <= _LONGEST_FOLDER else Path("/tmp") / below
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that nobody else reads or writes: Ray's logs and sockets lie open below it.
+
+    Raises:
+        RuntimeError: it is another user's, or no folder.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
+        raise RuntimeError(f"{folder} belongs to another user; set MUONSCOPE_HOME to a shorter path")
+    folder.chmod(0o700)
 
 
 def free_ports(count: int) -> list[int]:

@@ -16,6 +16,7 @@ from service.controller.local_ray import (
     end_head,
     find_processes,
     free_ports,
+    make_private,
     session_folder,
 )
 from service.controller.worker_environment import WARM_POOL, count_real_gpus, worker_environment
@@ -41,6 +42,23 @@ def test_a_long_home_and_a_long_temporary_folder_leave_rays_sockets_room(monkeyp
     monkeypatch.setattr("tempfile.gettempdir", lambda: "/scratch/" + "x" * 100)
     folder = session_folder(Path("/home/ada") / ("projects/" * 12) / "ray")
     assert len(str(folder) + SOCKET_NAME) <= 107
+
+
+def test_rays_sessions_lie_behind_a_folder_that_is_closed_to_others(tmp_path: Path) -> None:
+    folder = tmp_path / "ms"
+    folder.mkdir()
+    folder.chmod(0o777)
+    make_private(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    # Ray opens the folder it is given: never the outermost of ours.
+    assert session_folder(Path("/home/ada") / ("projects/" * 12) / "ray").parent.name.startswith("ms")
+
+
+def test_another_users_session_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    user = os.getuid()
+    monkeypatch.setattr("os.getuid", lambda: user + 1)
+    with pytest.raises(RuntimeError, match="belongs to another user; set MUONSCOPE_HOME"):
+        make_private(tmp_path)
 
 
 def test_free_ports_are_distinct() -> None:
