@@ -12,9 +12,8 @@ FP32_TOLERANCE = 2e-5
 
 # Offloading moves the elementwise work to the processor. Where ranks run on GPUs that is another arithmetic, and only
 # the comparisons within rounding hold.
-on_one_device = pytest.mark.skipif(
-    os.environ.get("DS_ACCELERATOR") == "cuda", reason="equal bits are claimed where both runs are on the CPU"
-)
+RUNS_ON_GPUS = os.environ.get("DS_ACCELERATOR") == "cuda"
+on_one_device = pytest.mark.skipif(RUNS_ON_GPUS, reason="equal bits are claimed where both runs are on the CPU")
 
 
 def relative(a: list[Any], b: list[Any]) -> float:

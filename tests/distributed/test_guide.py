@@ -15,11 +15,12 @@ def test_the_guides_script_discards_trains_and_learns(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(script, encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    found = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1", str(path)],
         cwd=tmp_path,
-        env={**environment, "PYTHONPATH": str(ROOT), "DEEPSPEED_LOG_LEVEL": "error"},
+        env={**environment, "PYTHONPATH": found, "DEEPSPEED_LOG_LEVEL": "error"},
         capture_output=True,
         text=True,
         timeout=90,
