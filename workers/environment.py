@@ -6,10 +6,12 @@ Set in the process, not through Ray's runtime_env: that costs a round trip to an
 import ctypes
 import hashlib
 import os
+import stat
 import sys
 import tempfile
 import time
 from collections.abc import MutableMapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -81,7 +83,29 @@ def extensions_folder() -> Path:
     DeepSpeed's builds lock the folder: one of our own holds no stale lock, nor an extension, of somebody else's.
     """
     python = hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]
-    return Path(tempfile.gettempdir()) / f"muonscope-{os.getuid()}" / "torch_extensions" / python
+    return user_folder() / "torch_extensions" / python
+
+
+def user_folder() -> Path:
+    """Return this user's folder for what a node keeps: sockets, spools, built code. Nobody else may write there.
+
+    Its name is known beforehand in a folder where everybody may write: whoever made it first could put other code
+    and other sockets under ours.
+
+    Raises:
+        PermissionError: it is another user's, or no folder.
+    """
+    folder = Path(tempfile.gettempdir()) / f"muonscope-{os.getuid()}"
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
+    found = folder.lstat()
+    if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
+        raise PermissionError(
+            f"{folder} belongs to another user or is no folder: remove it, or set TMPDIR to a folder of your own"
+        )
+    if found.st_mode & 0o077:
+        folder.chmod(0o700)
+    return folder
 
 
 def remove_stale_extension_locks(folder: Path, *, older_than_s: float = STALE_BUILD_S) -> list[Path]:

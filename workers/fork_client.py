@@ -17,20 +17,27 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final, Self
 
+from workers.environment import user_folder
+
 # What a request carries: the two channels, standard output, standard error.
 DESCRIPTORS: Final = 4
 # A process id, or a wait status.
 WORD: Final = struct.Struct("=i")
+# The kernel's word for who is at the other end: process, user and group.
+CREDENTIALS: Final = struct.Struct("3i")
 RAYLET_VARIABLE: Final = "RAY_RAYLET_PID"
 # The imports of a server that has just been started, on a slow disk.
 START_LIMIT_S: Final = 120.0
+# A fork takes milliseconds; on a machine that is out of memory or processor, more.
+ANSWER_LIMIT_S: Final = 60.0
 
 # The packages whose place decides what a rank runs.
 _PACKAGES: Final = ("torch", "deepspeed", "workers", "muon_core", "muonscope")
@@ -113,7 +120,16 @@ def fork_rank() -> RankProcess:
     with its_running, its_polling:
         socket.send_fds(server, [b"f"], [its_running.fileno(), its_polling.fileno(), 1, 2])
     process = RankProcess(0, Connection(running.detach()), Connection(polling.detach()), server)
-    answer = server.recv(WORD.size)
+    server.settimeout(ANSWER_LIMIT_S)
+    try:
+        answer = server.recv(WORD.size)
+    except TimeoutError as error:
+        pid, _, _ = CREDENTIALS.unpack(server.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
+        process.close()
+        raise RuntimeError(
+            f"the fork server of this node, process {pid}, did not answer within {ANSWER_LIMIT_S:g} s: it was stopped, "
+            "or hangs; kill it, and the next rank starts another one"
+        ) from error
     if len(answer) < WORD.size:
         process.close()
         raise RuntimeError("the fork server of this node started no process: " + _last_words(server_socket()))
@@ -131,21 +147,28 @@ def ensure_server() -> Path:
 
 def server_socket() -> Path:
     """Return the path of the socket that serves processes like this one."""
-    folder = Path(tempfile.gettempdir()) / f"muonscope-{os.getuid()}" / "fork_server"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to another user: remove it, or set TMPDIR to a folder of your own")
-    folder.chmod(0o700)
+    folder = user_folder() / "fork_server"
+    folder.mkdir(mode=0o700, exist_ok=True)
     raylet = os.environ.get(RAYLET_VARIABLE, "")
     parts = [sys.executable, raylet, process_birth(int(raylet)) if raylet else ""]
     parts += [f"{name}={_origin(name)}" for name in _PACKAGES]
-    parts += [str(newest_change())]
+    parts += [sources_state()]
     parts += [
         f"{name}={value}"
         for name, value in sorted(os.environ.items())
         if name.startswith(_READ_AT_IMPORT) and name not in _PER_RANK
     ]
-    return folder / f"{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.sock"
+    return folder / f"{hashlib.sha256(os.fsencode(chr(0).join(parts))).hexdigest()[:16]}.sock"
+
+
+@contextmanager
+def reachable(path: Path) -> Iterator[str]:
+    """Yield a name for a socket that fits into the kernel's 107 characters, however deep its folder lies."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 def lock_path(path: Path) -> Path:
@@ -168,7 +191,8 @@ def _connect(path: Path) -> socket.socket:
     while True:
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            server.connect(str(path))
+            with reachable(path) as name:
+                server.connect(name)
         except (FileNotFoundError, ConnectionRefusedError) as error:
             server.close()
             if time.monotonic() > deadline:
@@ -214,10 +238,14 @@ def _origin(name: str) -> Path:
     return Path(spec.origin)
 
 
-def newest_change() -> int:
-    """Return when a source file of ours last changed, in nanoseconds of Unix time."""
-    folders = [_origin(name).parent for name in _OWN_PACKAGES]
-    return max(path.stat().st_mtime_ns for folder in folders for path in folder.rglob("*.py"))
+def sources_state() -> str:
+    """Return a digest of every source file of ours by name, age and size: an upgrade may well bring older files."""
+    digest = hashlib.sha256()
+    for name in _OWN_PACKAGES:
+        for path in sorted(_origin(name).parent.rglob("*.py")):
+            found = path.stat()
+            digest.update(os.fsencode(f"{path} {found.st_mtime_ns} {found.st_size}\n"))
+    return digest.hexdigest()
 
 
 def _last_words(path: Path) -> str:

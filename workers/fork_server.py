@@ -20,7 +20,6 @@ import os
 import selectors
 import signal
 import socket
-import struct
 import sys
 import time
 import warnings
@@ -29,7 +28,16 @@ from pathlib import Path
 from typing import Final
 
 from workers.environment import has_gpu_driver, keep_compiler_unloaded, prepare_environment
-from workers.fork_client import DESCRIPTORS, RAYLET_VARIABLE, WORD, lock_path, newest_change, process_birth
+from workers.fork_client import (
+    CREDENTIALS,
+    DESCRIPTORS,
+    RAYLET_VARIABLE,
+    WORD,
+    lock_path,
+    process_birth,
+    reachable,
+    sources_state,
+)
 from workers.releases import stands_in_front
 
 TICK_S: Final = 1.0
@@ -48,10 +56,10 @@ logger = logging.getLogger(__name__)
 class ForkServer:
     """Serves one socket until its Ray node is gone or nobody came for too long."""
 
-    def __init__(self, path: Path, raylet_pid: int | None) -> None:
+    def __init__(self, path: Path, raylet_pid: int | None, sources: str) -> None:
         self._path = path
         self._raylet = None if raylet_pid is None else (raylet_pid, process_birth(raylet_pid))
-        self._sources = newest_change()
+        self._sources = sources
         self._sources_checked_at = time.monotonic()
         self._selector = selectors.DefaultSelector()
         self._ranks: dict[int, socket.socket] = {}
@@ -81,7 +89,8 @@ class ForkServer:
         # Bound under another name first: whoever finds the socket finds it listening.
         beside = self._path.with_suffix(".new")
         beside.unlink(missing_ok=True)
-        self._listener.bind(str(beside))
+        with reachable(beside) as name:
+            self._listener.bind(name)
         self._listener.listen(64)
         beside.rename(self._path)
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -100,7 +109,7 @@ class ForkServer:
         if time.monotonic() - self._sources_checked_at < UPGRADE_CHECK_S:
             return False
         self._sources_checked_at = time.monotonic()
-        return newest_change() != self._sources
+        return sources_state() != self._sources
 
     def _handle(self, ready: object) -> None:
         if ready is self._listener:
@@ -208,7 +217,7 @@ def preload() -> None:
 
 
 def _peer_user(client: socket.socket) -> int:
-    _, user, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    _, user, _ = CREDENTIALS.unpack(client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
     return int(user)
 
 
@@ -239,9 +248,11 @@ def main() -> None:
     warnings.filterwarnings(
         "ignore", message=".*use of fork\\(\\) may lead to deadlocks.*", category=DeprecationWarning
     )
+    # Before the imports: a file that changes meanwhile shows.
+    sources = sources_state()
     preload()
     raylet = os.environ.get(RAYLET_VARIABLE)
-    ForkServer(arguments.socket, int(raylet) if raylet else None).serve()
+    ForkServer(arguments.socket, int(raylet) if raylet else None, sources).serve()
 
 
 if __name__ == "__main__":

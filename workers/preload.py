@@ -6,6 +6,7 @@ server with its imports done.
 """
 
 import os
+import sys
 
 from workers.environment import prepare_environment
 from workers.fork_client import ensure_server
@@ -17,3 +18,6 @@ if not _IS_SUPERVISOR:
     # As the actors do it: the server is named after the environment, too.
     prepare_environment()
     ensure_server()
+    # The worker may wait through an upgrade: its actor then imports all of it anew, never half of two versions.
+    for _name in [name for name in sys.modules if name.startswith("workers.") and name != __name__]:
+        del sys.modules[_name]

@@ -18,7 +18,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from muonscope.contract.telemetry import StepRecord, encode_record, frame
+from workers.environment import user_folder
 from workers.errors import SpoolFull
 
 SEGMENT_BYTES: Final = 64 * 1024 * 1024
@@ -37,7 +37,7 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def spool_directory(attempt_id: str) -> Path:
     """Return where this node keeps the spool of an attempt."""
-    return Path(tempfile.gettempdir()) / f"muonscope-{os.getuid()}" / "spool" / re.sub(r"[^\w.-]", "_", attempt_id)
+    return user_folder() / "spool" / re.sub(r"[^\w.-]", "_", attempt_id)
 
 
 def remove_spool(directory: Path) -> None:

@@ -63,7 +63,7 @@ def test_a_record_that_ends_early_is_equal_until_there() -> None:
 
 @pytest.mark.parametrize("lengths", [(0, 0), (0, 3)])
 def test_records_without_a_common_step_are_not_called_equal(lengths: tuple[int, int]) -> None:
-    answer = compare(*(side(length) for length in lengths))
+    answer = compare(side(lengths[0]), side(lengths[1]))
 
     assert "equal" not in answer["explanation"]
     assert "no step in common" in answer["explanation"]

@@ -4,12 +4,21 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from workers.driver import process_started_at
-from workers.environment import prepare_environment, recorded_environment, remove_stale_extension_locks
+from workers.environment import (
+    extensions_folder,
+    prepare_environment,
+    recorded_environment,
+    remove_stale_extension_locks,
+    user_folder,
+)
+from workers.fork_client import server_socket
+from workers.spool import spool_directory
 from workers.warm_pool import PRELOAD_MODULE, ray_start_environment
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -67,6 +76,48 @@ def run_python(code: str, **environment: str) -> str:
     return said.stdout.strip()
 
 
+KEEPERS: list[Callable[[], Path]] = [extensions_folder, server_socket, lambda: spool_directory("run-x-a1")]
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("keeper", KEEPERS)
+def test_what_a_node_keeps_lies_where_only_its_user_reads_and_writes(
+    keeper: Callable[[], Path], temporary: Path
+) -> None:
+    mine = temporary / f"muonscope-{os.getuid()}"
+    mine.mkdir()
+    mine.chmod(0o777)
+
+    assert mine in keeper().parents
+    assert mine.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("keeper", KEEPERS)
+def test_another_users_folder_is_refused(
+    keeper: Callable[[], Path], temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = os.getuid()
+    monkeypatch.setattr("os.getuid", lambda: user + 1)
+    (temporary / f"muonscope-{user + 1}").mkdir()
+
+    with pytest.raises(PermissionError, match="belongs to another user or is no folder: remove it"):
+        keeper()
+
+
+def test_a_link_in_place_of_the_folder_is_refused(temporary: Path) -> None:
+    elsewhere = temporary / "elsewhere"
+    elsewhere.mkdir()
+    (temporary / f"muonscope-{os.getuid()}").symlink_to(elsewhere)
+
+    with pytest.raises(PermissionError, match="is no folder: remove it"):
+        user_folder()
+
+
 BUILDS_AN_OPTIMIZER = """
 import sys, torch
 from workers.environment import keep_compiler_unloaded
@@ -96,6 +147,19 @@ print(is_locked(lock_path(server_socket())), 'torch' in sys.modules)
 
 def test_an_idle_worker_starts_the_nodes_fork_server_and_imports_nothing_heavy() -> None:
     assert run_python(PRELOADS, DS_ACCELERATOR="cpu") == "True False"
+
+
+KEEPS = """
+import os, sys
+os.environ["RAY_RAYLET_PID"] = str(os.getpid())
+import workers.preload
+print([name for name in sys.modules if name.startswith("workers.")])
+import workers.train_worker
+"""
+
+
+def test_an_idle_worker_keeps_no_module_that_an_upgrade_may_change() -> None:
+    assert run_python(KEEPS, DS_ACCELERATOR="cpu") == "['workers.preload']"
 
 
 def test_a_jobs_supervisor_starts_none() -> None:
