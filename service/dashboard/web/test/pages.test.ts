@@ -151,7 +151,7 @@ test("what is typed is a number, not yet a number, or nothing", () => {
 });
 
 function experiment(runs: Run[]): Experiment {
-  const table = { columns: [], rows: [], run_ids: runs.map(({ id }) => id), published: runs.map((_, at) => ({ matches: at === 0, differences: [] })) };
+  const table = { check_label: "published", columns: [], rows: [], run_ids: runs.map(({ id }) => id), published: runs.map((_, at) => ({ matches: at === 0, differences: [] })) };
   const matrix = { zero_stage: [1, 2], step_ordering: ["master", "ordered"] };
   return { id: "e", name: "e", builtin: null, status: "running", created_at: "", matrix, runs, table };
 }

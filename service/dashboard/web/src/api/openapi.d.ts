@@ -4,6 +4,23 @@
  */
 
 export interface paths {
+    "/attempts/{attempt_id}/checkpoints": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Say which complete checkpoints are there */
+        post: operations["report_checkpoints_attempts__attempt_id__checkpoints_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/attempts/{attempt_id}/enrol": {
         parameters: {
             query?: never;
@@ -49,6 +66,40 @@ export interface paths {
         put?: never;
         /** Give a sign of life and learn whether to stop */
         post: operations["heartbeat_attempts__attempt_id__heartbeat_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/attempts/{attempt_id}/load": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Say how busy ranks, nodes and GPUs were */
+        post: operations["add_load_attempts__attempt_id__load_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/attempts/{attempt_id}/logs": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Keep what a rank or the driver printed */
+        post: operations["add_log_attempts__attempt_id__logs_post"];
         delete?: never;
         options?: never;
         head?: never;
@@ -235,6 +286,129 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/imports/steps": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Keep a record that was made elsewhere as a run that has ended
+         * @description The body is a telemetry batch; epoch and rank say nothing here. The spec is known by its name and steps alone.
+         */
+        post: operations["import_steps_imports_steps_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/metrics": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Read the service's state in Prometheus's text format */
+        get: operations["get_metrics_metrics_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/queue": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Read whether runs start, how many wait, and the limits */
+        get: operations["read_queue_queue_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/queue/drain": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Start nothing more and take no submissions; live runs go on to their end */
+        post: operations["drain_queue_drain_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/queue/limits/{kind}/{name}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        /** Let a user or a tag hold at most so many GPUs */
+        put: operations["set_limit_queue_limits__kind___name__put"];
+        post?: never;
+        /** Take a limit away */
+        delete: operations["remove_limit_queue_limits__kind___name__delete"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/queue/pause": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Start nothing more; submissions are taken, live runs go on */
+        post: operations["pause_queue_pause_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/queue/resume": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Start runs again */
+        post: operations["resume_queue_resume_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/readyz": {
         parameters: {
             query?: never;
@@ -290,6 +464,44 @@ export interface paths {
         get: operations["read_run_runs__run_id__get"];
         put?: never;
         post?: never;
+        /**
+         * Delete an ended run with its record, checkpoints and logs
+         * @description What it was cannot be had back; export it first. Its disk space is free a moment after the answer.
+         */
+        delete: operations["delete_run_runs__run_id__delete"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/runs/{run_id}/artifacts": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** List what a run leaves behind */
+        get: operations["read_artifacts_runs__run_id__artifacts_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/runs/{run_id}/artifacts/{name}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Download one, by its name */
+        get: operations["download_runs__run_id__artifacts__name__get"];
+        put?: never;
+        post?: never;
         delete?: never;
         options?: never;
         head?: never;
@@ -336,6 +548,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/runs/{run_id}/load": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Read how busy a run's ranks, nodes and GPUs were */
+        get: operations["get_load_runs__run_id__load_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/runs/{run_id}/logs": {
         parameters: {
             query?: never;
@@ -345,7 +574,7 @@ export interface paths {
         };
         /**
          * Read Logs
-         * @description Return what the attempt's driver and workers have printed so far.
+         * @description Return what an attempt has printed so far: of a long log its beginning and its end.
          */
         get: operations["read_logs_runs__run_id__logs_get"];
         put?: never;
@@ -481,6 +710,42 @@ export interface components {
              * @description Null takes the optimizer's `weight_decay`.
              */
             weight_decay?: number | null;
+        };
+        /** ArtifactOut */
+        ArtifactOut: {
+            /**
+             * Attempt
+             * @description The number of the attempt that made it.
+             */
+            attempt: number | null;
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /**
+             * Is Here
+             * @description Whether this service can read it: checkpoints lie where the workers keep them.
+             */
+            is_here: boolean;
+            /**
+             * Kind
+             * @description spec, resolved_config, environment, log or checkpoint.
+             */
+            kind: string;
+            /** Media Type */
+            media_type: string;
+            /** Name */
+            name: string;
+            /** Total Bytes */
+            total_bytes: number | null;
+            /** Url */
+            url: string;
+        };
+        /** ArtifactsOut */
+        ArtifactsOut: {
+            /** Artifacts */
+            artifacts: components["schemas"]["ArtifactOut"][];
         };
         /**
          * AttemptFacts
@@ -667,6 +932,21 @@ export interface components {
             /** Matches */
             matches: boolean;
         };
+        /**
+         * CheckpointFact
+         * @description A checkpoint that is complete: fsynced, hashed and under its final name.
+         */
+        CheckpointFact: {
+            /** Manifest Sha256 */
+            manifest_sha256: string;
+            /**
+             * Step
+             * @description The first step to attempt after loading it.
+             */
+            step: number;
+            /** Total Bytes */
+            total_bytes: number;
+        };
         /** CheckpointPolicy */
         CheckpointPolicy: {
             /**
@@ -679,6 +959,14 @@ export interface components {
              * @default 2
              */
             keep: number;
+        };
+        /**
+         * CheckpointReport
+         * @description Every complete checkpoint of the run that is there now; those not named are gone.
+         */
+        CheckpointReport: {
+            /** Checkpoints */
+            checkpoints: components["schemas"]["CheckpointFact"][];
         };
         /** ClusterOut */
         ClusterOut: {
@@ -807,13 +1095,19 @@ export interface components {
              * @description 1 for a run's first attempt.
              */
             attempt: number;
+            /**
+             * Checkpoints
+             * @description Those that attempts of this run have reported: no other folder is loaded, whatever it says of itself.
+             * @default []
+             */
+            checkpoints: components["schemas"]["CheckpointFact"][];
             /** Epoch */
             epoch: number;
             /** Heartbeat S */
             heartbeat_s: number;
             /**
              * Resume Step
-             * @description The first step to attempt; above 0 the newest complete checkpoint is loaded.
+             * @description The first step to attempt; above 0 the newest whole one of `checkpoints` at or before it is loaded.
              * @default 0
              */
             resume_step: number;
@@ -885,7 +1179,9 @@ export interface components {
             };
             /**
              * Builtin
-             * @description thirty-step, byte-gpt or calm-boom; byte-gpt takes the option `text`, a file or folder.
+             * @description thirty-step, byte-gpt, calm-boom, mixed-overflow, gradient-accumulation, scale-change, dtype-assertion, or
+             *     published-tables for all with published figures. All take `gpus_per_rank` and `deepspeed`, the version of a release
+             *     to run under, unmodified; byte-gpt also `text`, a file or folder.
              */
             builtin?: string | null;
             /**
@@ -1052,6 +1348,12 @@ export interface components {
             parameters_total?: number | null;
             /** Peak Memory Bytes */
             peak_memory_bytes?: number | null;
+            /**
+             * Weights
+             * @description Of models with at most MAX_KEPT_WEIGHTS elements, all weights by parameter index: float32, little-endian, base64.
+             *     They say how far apart two runs end.
+             */
+            weights?: string | null;
         };
         /** FindingOut */
         FindingOut: {
@@ -1105,6 +1407,183 @@ export interface components {
          */
         Implementation: "muon_core" | "deepspeed";
         /**
+         * LearningRateSchedule
+         * @description The learning rate over the run, as a share of the `lr` that each parameter group has.
+         */
+        LearningRateSchedule: {
+            /**
+             * Counts Discarded Steps
+             * @description A discarded step advances it as an applied one does; off, it waits, and the run ends before its last share.
+             * @default false
+             */
+            counts_discarded_steps: boolean;
+            /**
+             * Decay
+             * @description What follows, down to `final_share` at the run's last step.
+             * @default constant
+             * @enum {string}
+             */
+            decay: "constant" | "linear" | "cosine";
+            /**
+             * Final Share
+             * @default 0
+             */
+            final_share: number;
+            /**
+             * Warmup Steps
+             * @description The share rises evenly to 1 over so many steps; the first has 1 / warmup_steps of it.
+             * @default 0
+             */
+            warmup_steps: number;
+        };
+        /** LimitIn */
+        LimitIn: {
+            /**
+             * Max Gpus
+             * @description Held at once by all runs of this user, or with this tag.
+             */
+            max_gpus: number;
+        };
+        /**
+         * LimitKind
+         * @description What a limit on GPUs held at once is set for.
+         * @enum {string}
+         */
+        LimitKind: "user" | "tag";
+        /** LimitOut */
+        LimitOut: {
+            /**
+             * Changed At
+             * Format: date-time
+             */
+            changed_at: string;
+            kind: components["schemas"]["LimitKind"];
+            /** Max Gpus */
+            max_gpus: number;
+            /** Name */
+            name: string;
+            /** Who */
+            who: string;
+        };
+        /**
+         * LoadOut
+         * @description One sample of one rank, every 5 s; null: could not be measured, as the GPU's where there is none.
+         */
+        LoadOut: {
+            /**
+             * At
+             * @description Unix seconds, on the rank's clock.
+             */
+            at: number;
+            /** Attempt */
+            attempt: number;
+            /**
+             * Cpu Percent
+             * @description Of one core, the process's own threads together.
+             */
+            cpu_percent: number | null;
+            /** Gpu Memory Bytes */
+            gpu_memory_bytes: number | null;
+            /** Gpu Memory Total Bytes */
+            gpu_memory_total_bytes: number | null;
+            /** Gpu Percent */
+            gpu_percent: number | null;
+            /** Memory Bytes */
+            memory_bytes: number | null;
+            /** Node Cpu Percent */
+            node_cpu_percent: number | null;
+            /** Node Memory Bytes */
+            node_memory_bytes: number | null;
+            /** Node Memory Total Bytes */
+            node_memory_total_bytes: number | null;
+            /** Rank */
+            rank: number;
+        };
+        /**
+         * LoadReport
+         * @description Samples of one rank or several. One that was sent before, of the same rank and moment, is kept as it was.
+         */
+        LoadReport: {
+            /** Samples */
+            samples: components["schemas"]["LoadSample"][];
+        };
+        /**
+         * LoadSample
+         * @description What one rank's process, its node and its GPU were busy with at one moment; null: could not be measured.
+         */
+        LoadSample: {
+            /**
+             * At
+             * @description Unix seconds, on the rank's clock.
+             */
+            at: number;
+            /**
+             * Cpu Percent
+             * @description Of one core, the process's own threads together, since the sample before.
+             */
+            cpu_percent?: number | null;
+            /**
+             * Gpu Memory Bytes
+             * @description In use on the device, by whomever.
+             */
+            gpu_memory_bytes?: number | null;
+            /** Gpu Memory Total Bytes */
+            gpu_memory_total_bytes?: number | null;
+            /** Gpu Percent */
+            gpu_percent?: number | null;
+            /**
+             * Memory Bytes
+             * @description The process's resident memory.
+             */
+            memory_bytes?: number | null;
+            /** Node Cpu Percent */
+            node_cpu_percent?: number | null;
+            /** Node Memory Bytes */
+            node_memory_bytes?: number | null;
+            /** Node Memory Total Bytes */
+            node_memory_total_bytes?: number | null;
+            /** Rank */
+            rank: number;
+        };
+        /** LoadsOut */
+        LoadsOut: {
+            /**
+             * Next After
+             * @description What `after` gives the following ones; null when these are all.
+             */
+            next_after: number | null;
+            /** Samples */
+            samples: components["schemas"]["LoadOut"][];
+        };
+        /** LogAccepted */
+        LogAccepted: {
+            /**
+             * Stop
+             * @description The byte after the newest stored one: where the next piece begins.
+             */
+            stop: number;
+        };
+        /**
+         * LogPiece
+         * @description What one rank, or the driver, has printed since the last piece.
+         */
+        LogPiece: {
+            /**
+             * Rank
+             * @description Null is the driver.
+             */
+            rank: number | null;
+            /**
+             * Start
+             * @description The piece's first byte in all that was printed.
+             */
+            start: number;
+            /** Stop */
+            stop: number;
+            /** Text */
+            text: string;
+        };
+        /**
          * LossScale
          * @description The fp16 loss scaler. `static` replaces the dynamic one.
          */
@@ -1138,6 +1617,23 @@ export interface components {
              * @default 1000
              */
             window: number;
+        };
+        /**
+         * MatrixPairTask
+         * @description Two bias-free square matrices; a step's samples stay the same however many micro-batches they are cut into.
+         */
+        MatrixPairTask: {
+            /**
+             * Name
+             * @default matrix_pair
+             * @constant
+             */
+            name: "matrix_pair";
+            /**
+             * Width
+             * @default 64
+             */
+            width: number;
         };
         /**
          * MomentumUnit
@@ -1208,6 +1704,8 @@ export interface components {
              * @default 5
              */
             ns_steps: number;
+            /** @description Null keeps the learning rate as it is. */
+            schedule?: components["schemas"]["LearningRateSchedule"] | null;
             /**
              * Weight Decay
              * @default 0
@@ -1306,6 +1804,42 @@ export interface components {
             value: unknown;
         };
         /**
+         * QueueMode
+         * @description Whether queued runs start. `paused` takes submissions, `draining` does not; live runs go on in both.
+         * @enum {string}
+         */
+        QueueMode: "open" | "paused" | "draining";
+        /** QueueOut */
+        QueueOut: {
+            /**
+             * Changed At
+             * Format: date-time
+             */
+            changed_at: string;
+            /**
+             * Holding
+             * @description Runs that hold GPUs or are about to.
+             */
+            holding: number;
+            /**
+             * Is Drained
+             * @description Draining, and no run holds a GPU any more.
+             */
+            is_drained: boolean;
+            /** Limits */
+            limits: components["schemas"]["LimitOut"][];
+            mode: components["schemas"]["QueueMode"];
+            /** Waiting */
+            waiting: number;
+            /**
+             * Who
+             * @description Who set the mode.
+             */
+            who: string;
+            /** Why */
+            why: string;
+        };
+        /**
          * RankFact
          * @description Where one rank runs, as the rank itself sees it.
          */
@@ -1343,6 +1877,15 @@ export interface components {
              * @description b / a.
              */
             ratio: number | null;
+        };
+        /** Reason */
+        Reason: {
+            /**
+             * Why
+             * @description Shown to everyone who waits.
+             * @default
+             */
+            why: string;
         };
         /** Resources */
         Resources: {
@@ -1393,6 +1936,8 @@ export interface components {
             status: components["schemas"]["RunStatus"];
             /** Stop Requested */
             stop_requested: boolean;
+            /** Submitted By */
+            submitted_by: string | null;
             summary: components["schemas"]["SummaryOut"];
             /** Tags */
             tags: string[];
@@ -1536,7 +2081,7 @@ export interface components {
              *       "num_layers": 5
              *     }
              */
-            task: components["schemas"]["SimpleModelTask"] | components["schemas"]["CalmBoomTask"] | components["schemas"]["ByteGptTask"] | components["schemas"]["UserTask"];
+            task: components["schemas"]["SimpleModelTask"] | components["schemas"]["CalmBoomTask"] | components["schemas"]["MatrixPairTask"] | components["schemas"]["ByteGptTask"] | components["schemas"]["UserTask"];
             /**
              * World Size
              * @default 1
@@ -1734,6 +2279,11 @@ export interface components {
         };
         /** TableOut */
         TableOut: {
+            /**
+             * Check Label
+             * @description What the checks hold the runs against: figures that are `published`, or what is `expected`.
+             */
+            check_label: string;
             /** Columns */
             columns: string[];
             /**
@@ -1815,6 +2365,110 @@ export interface components {
 }
 export type $defs = Record<string, never>;
 export interface operations {
+    report_checkpoints_attempts__attempt_id__checkpoints_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                attempt_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["CheckpointReport"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Request Timeout */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Unsupported Media Type */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+        };
+    };
     enrol_attempts__attempt_id__enrol_post: {
         parameters: {
             query?: never;
@@ -2047,6 +2701,216 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["HeartbeatReply"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Request Timeout */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Unsupported Media Type */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+        };
+    };
+    add_load_attempts__attempt_id__load_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                attempt_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["LoadReport"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Request Timeout */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Unsupported Media Type */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+        };
+    };
+    add_log_attempts__attempt_id__logs_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                attempt_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["LogPiece"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["LogAccepted"];
                 };
             };
             /** @description Bad Request */
@@ -3182,6 +4046,756 @@ export interface operations {
             };
         };
     };
+    import_steps_imports_steps_post: {
+        parameters: {
+            query: {
+                name: string;
+                /** @description Where the record is from; kept in the run's notes. */
+                source?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/octet-stream": string;
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RunOut"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Request Timeout */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Unsupported Media Type */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+        };
+    };
+    get_metrics_metrics_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+        };
+    };
+    read_queue_queue_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["QueueOut"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Request Timeout */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Unsupported Media Type */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+        };
+    };
+    drain_queue_drain_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["Reason"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["QueueOut"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Request Timeout */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Unsupported Media Type */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+        };
+    };
+    set_limit_queue_limits__kind___name__put: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                kind: components["schemas"]["LimitKind"];
+                /** @description A user or a tag; * is each one without its own limit. */
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["LimitIn"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["QueueOut"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Request Timeout */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Unsupported Media Type */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+        };
+    };
+    remove_limit_queue_limits__kind___name__delete: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                kind: components["schemas"]["LimitKind"];
+                /** @description A user or a tag; * is each one without its own limit. */
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["QueueOut"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Request Timeout */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Unsupported Media Type */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+        };
+    };
+    pause_queue_pause_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["Reason"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["QueueOut"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Request Timeout */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Unsupported Media Type */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+        };
+    };
+    resume_queue_resume_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["Reason"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["QueueOut"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Request Timeout */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Unsupported Media Type */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+        };
+    };
     readyz_readyz_get: {
         parameters: {
             query?: never;
@@ -3531,6 +5145,314 @@ export interface operations {
             };
         };
     };
+    delete_run_runs__run_id__delete: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Request Timeout */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Unsupported Media Type */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+        };
+    };
+    read_artifacts_runs__run_id__artifacts_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The run's id. */
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ArtifactsOut"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Request Timeout */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Unsupported Media Type */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+        };
+    };
+    download_runs__run_id__artifacts__name__get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description As the list says it. */
+                name: string;
+                /** @description The run's id. */
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/octet-stream": unknown;
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Request Timeout */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Unsupported Media Type */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+        };
+    };
     clone_run_runs__run_id__clone_post: {
         parameters: {
             query?: never;
@@ -3747,11 +5669,121 @@ export interface operations {
             };
         };
     };
+    get_load_runs__run_id__load_get: {
+        parameters: {
+            query?: {
+                /** @description Only samples later than this, Unix seconds. */
+                after?: number;
+                /** @description By default all. */
+                attempt?: number | null;
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                run_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["LoadsOut"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Request Timeout */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Conflict */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Unsupported Media Type */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+        };
+    };
     read_logs_runs__run_id__logs_get: {
         parameters: {
             query?: {
                 /** @description By default the newest. */
                 attempt?: number | null;
+                /** @description One rank's own; by default the driver's, which repeats all ranks' lines. */
+                rank?: number | null;
             };
             header?: never;
             path: {
@@ -4173,11 +6205,11 @@ export interface operations {
             query?: {
                 /** @description Columns wanted, with commas between. */
                 fields?: string | null;
-                /** @description `csv` gives every step from start to stop. */
-                format?: "json" | "csv";
+                /** @description `csv`, `parquet` and `arrow` (an IPC stream) give every step from start to stop; the last two hold the momentum norms too and need pyarrow. */
+                format?: "json" | "csv" | "parquet" | "arrow";
                 /** @description Rows a page. */
                 limit?: number;
-                /** @description Answer with columns for a chart: exact up to 20,000 steps, beyond them at most this many points, the extremes of each bucket. */
+                /** @description Answer with columns for a chart: exact up to 20,000 steps, beyond them at most this many points, the extremes of each bucket of 24 steps or more. */
                 max_points?: number | null;
                 /** @description The first step wanted. */
                 start?: number;
@@ -4199,6 +6231,8 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["StepsOut"] | components["schemas"]["SeriesOut"];
+                    "application/vnd.apache.arrow.stream": string;
+                    "application/vnd.apache.parquet": string;
                     "text/csv": string;
                 };
             };

@@ -16,7 +16,7 @@ import { withQuery } from "../../api/client.ts";
 import { href, Link, navigate, useQuery } from "../../routing/router.tsx";
 import { compareHref } from "../runs/links.ts";
 import { useRefreshOnRuns } from "./ExperimentsPage.tsx";
-import { buildMatrix, fieldLabel, tally, type Matrix, type MatrixRow, type Tally } from "./matrix.ts";
+import { buildMatrix, fieldLabel, knownFigures, tally, type Matrix, type MatrixRow, type Tally } from "./matrix.ts";
 import { MatrixTable } from "./MatrixTable.tsx";
 
 function experimentPath(id: string, suffix = ""): string {
@@ -73,7 +73,7 @@ function ExperimentView({ experiment, onChanged }: { experiment: Experiment; onC
         <MatrixTable matrix={matrix} selected={row?.key ?? null} onSelect={setRowKey} />
         <aside aria-label="About the selected pair">
           {row && <PairBox row={row} matrix={matrix} pair={pair} />}
-          <HowToRead />
+          <HowToRead label={experiment.table.check_label} known={matrix.known} />
           {experiment.runs[0] && <SetUp run={experiment.runs[0]} />}
         </aside>
       </div>
@@ -108,7 +108,7 @@ function Lead({ tallies, experiment }: { tallies: Tally[]; experiment: Experimen
       {ended < experiment.runs.length && <span className="ink-2">{plural(experiment.runs.length - ended, "run")} to go. </span>}
       {checks.length > 0 && (
         <span className="ink-2">
-          {matching} of {checks.length} equal the published figures.
+          {matching} of {checks.length} equal {knownFigures(experiment.table)}.
         </span>
       )}
     </p>
@@ -216,14 +216,14 @@ function Entry({ label, children }: { label: string; children: React.ReactNode }
   );
 }
 
-function HowToRead() {
+function HowToRead({ label, known }: { label: string; known: string }) {
   return (
     <section className="side-box how">
       <h2 className="h2">How to read</h2>
       <dl className="kv">
         <Entry label="Moved">parameters that changed after initialisation</Entry>
         <Entry label="Dies">exits with the loss scale at its minimum</Entry>
-        <Entry label="= published">equals the figures published for this cell</Entry>
+        <Entry label={`= ${label}`}>equals {known}</Entry>
         <Entry label="Queued">no result yet</Entry>
       </dl>
     </section>

@@ -21,6 +21,11 @@ const BUILT_IN = [
   ["thirty-step", "Stage × initial scale × ordering on one fixed batch: the published table. Eight runs, a minute on a CPU."],
   ["byte-gpt", "A small GPT on bytes of real text, both orderings, at a high and at a calm initial scale."],
   ["calm-boom", "One matrix overflows on step 1 and the other stays finite: what each leaves in its momentum."],
+  ["mixed-overflow", "The same matrices under every ordering of both implementations. Thirteen short runs."],
+  ["gradient-accumulation", "One batch as four micro-batches at ZeRO stage 3: how often Newton-Schulz runs, and how far apart they end."],
+  ["scale-change", "A halving, a sixteenfold drop and a growth of the loss scale, against the run at a fixed scale."],
+  ["dtype-assertion", "The assertion that passes with no training: it compares with the model before its cast."],
+  ["published-tables", "Every table above but calm-boom's and byte-gpt's, each row beside its known figure. Forty-five runs."],
 ] as const;
 
 export function experimentHref(id: string): string {

@@ -87,7 +87,7 @@ export function MatrixTable({ matrix, selected, onSelect }: Props) {
                   );
                 })}
                 {row.cells.map((cell, at) => (
-                  <ResultCells key={orderings[at]} cell={cell} />
+                  <ResultCells key={orderings[at]} cell={cell} known={matrix.known} />
                 ))}
               </tr>
             );
@@ -98,7 +98,7 @@ export function MatrixTable({ matrix, selected, onSelect }: Props) {
   );
 }
 
-function ResultCells({ cell }: { cell: MatrixCell | null }) {
+function ResultCells({ cell, known }: { cell: MatrixCell | null; known: string }) {
   if (cell === null) {
     return (
       <td className="edge ink-3" colSpan={3}>
@@ -153,26 +153,26 @@ function ResultCells({ cell }: { cell: MatrixCell | null }) {
         <Link to={runHref(run.id)} className="row outcome">
           {run.verdict === null ? <StatusMark status={run.status} /> : <VerdictChip verdict={run.verdict} />}
           {run.verdict?.step != null && <span className="ink-3">step {formatInteger(run.verdict.step)}</span>}
-          <PublishedMark check={published} />
+          <CheckMark check={published} known={known} />
         </Link>
       </td>
     </>
   );
 }
 
-function PublishedMark({ check }: { check: Check }) {
+function CheckMark({ check, known }: { check: Check; known: string }) {
   if (check === null) return null;
   if (check.matches) {
     return (
-      <span className="published" title="Equals the published figures">
+      <span className="published" title={`Equals ${known}`}>
         <span aria-hidden="true">=</span>
-        <span className="visually-hidden">equals the published figures</span>
+        <span className="visually-hidden">equals {known}</span>
       </span>
     );
   }
   return (
     <span className="published differs" title={check.differences.join("; ")}>
-      ≠ <span className="visually-hidden">differs from the published figures: {check.differences.join("; ")}</span>
+      ≠ <span className="visually-hidden">differs from {known}: {check.differences.join("; ")}</span>
     </span>
   );
 }

@@ -5,6 +5,11 @@ import { flatten } from "../../format/spec.ts";
 
 export type Check = Experiment["table"]["published"][number];
 
+/** What the checks hold the runs against, in words: figures that are published, or what is expected. */
+export function knownFigures({ check_label }: { check_label: string }): string {
+  return check_label === "published" ? "the published figures" : `what is ${check_label}`;
+}
+
 export interface MatrixCell {
   run: Run;
   published: Check;
@@ -22,6 +27,8 @@ export interface Matrix {
   fields: string[];
   orderings: string[];
   rows: MatrixRow[];
+  /** What the checks hold the runs against, in words. */
+  known: string;
 }
 
 const ORDERING = "step_ordering";
@@ -54,7 +61,7 @@ export function buildMatrix(experiment: Experiment): Matrix {
     row.cells[column] = { run, published: checks.get(run.id) ?? null };
     rows.set(key, row);
   }
-  return { fields, orderings, rows: [...rows.values()] };
+  return { fields, orderings, rows: [...rows.values()], known: knownFigures(table) };
 }
 
 const SHORT: Record<string, string> = {
