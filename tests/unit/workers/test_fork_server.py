@@ -134,6 +134,7 @@ def test_a_changed_source_file_asks_for_another_server_even_by_an_older_file(
     raylet: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "__init__.py").touch()
+    os.utime(tmp_path / "__init__.py", (2e9, 2e9))
     source = tmp_path / "module.py"
     source.write_text("new")
     monkeypatch.setattr(fork_client, "_OWN_PACKAGES", ("ours",))
