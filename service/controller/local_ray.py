@@ -39,6 +39,8 @@ OBJECT_STORE_BYTES: Final = 200_000_000
 # Ray puts `session_<date>_<time>_<micros>_<pid>/sockets/plasma_store` under its folder, and a socket's path may
 # have 107 characters.
 _LONGEST_FOLDER: Final = 107 - len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store.12345")
+# Its dashboard has Python make sockets of this form.
+_LONGEST_TEMPORARY: Final = 107 - len("/pymp-12345678/listener-12345678")
 _START_LIMIT_S: Final = 120.0
 _WATCH_S: Final = 2.0
 _RESTART_PAUSE_S: Final = 5.0
@@ -209,6 +211,7 @@ class LocalRay:
             | WARM_POOL
             | {
                 HEAD_ID_VARIABLE: head.id,
+                "TMPDIR": temporary_folder(),
                 "RAY_AUTH_MODE": "token",
                 "RAY_AUTH_TOKEN_PATH": str(self._token_file),
                 # Nothing here reads Ray's own metrics.
@@ -250,6 +253,12 @@ def session_folder(folder: Path) -> Path:
     short = Path(tempfile.gettempdir()) / below
     # TMPDIR may lie as deep as the home does.
     return short if len(os.fsencode(short)) <= _LONGEST_FOLDER else Path("/tmp") / below
+
+
+def temporary_folder() -> str:
+    """Return where Ray's processes keep temporary files: /tmp where a socket's path under TMPDIR would be too long."""
+    folder = tempfile.gettempdir()
+    return folder if len(os.fsencode(folder)) <= _LONGEST_TEMPORARY else "/tmp"
 
 
 def make_private(folder: Path) -> None:

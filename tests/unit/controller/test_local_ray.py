@@ -18,6 +18,7 @@ from service.controller.local_ray import (
     free_ports,
     make_private,
     session_folder,
+    temporary_folder,
 )
 from service.controller.worker_environment import WARM_POOL, count_real_gpus, worker_environment
 from service.settings import Settings
@@ -42,6 +43,14 @@ def test_a_long_home_and_a_long_temporary_folder_leave_rays_sockets_room(monkeyp
     monkeypatch.setattr("tempfile.gettempdir", lambda: "/scratch/" + "x" * 100)
     folder = session_folder(Path("/home/ada") / ("projects/" * 12) / "ray")
     assert len(str(folder) + SOCKET_NAME) <= 107
+
+
+@pytest.mark.parametrize(("folder", "expected"), [("/scratch/ada", "/scratch/ada"), ("/" + "x" * 80, "/tmp")])
+def test_rays_processes_make_their_sockets_where_the_path_fits(
+    folder: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: folder)
+    assert temporary_folder() == expected
 
 
 def test_rays_sessions_lie_behind_a_folder_that_is_closed_to_others(tmp_path: Path) -> None:
