@@ -43,7 +43,11 @@ def serve(settings: Settings, *, on_ready: Callable[[str], None] = lambda _: Non
     port = int(listener.getsockname()[1])
     app = create_app(settings.model_copy(update={"port": port}))
     server = Server(app, on_ready=on_ready, drain=drain)
-    server.run(sockets=[listener])
+    try:
+        server.run(sockets=[listener])
+    except SystemExit:
+        # Uvicorn's own way to say that the application did not start; its code for it means a verdict here.
+        return 1
     return 0 if server.started else 1
 
 

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from muonscope.contract.attempts import Failure
@@ -35,7 +35,8 @@ from service.controller.retry_policy import RetryPolicy, retry_reason
 from service.errors import Unavailable
 from service.settings import Settings
 from service.store.attempts import AttemptRepository
-from service.store.session import Database
+from service.store.session import Database, Session
+from service.store.types import read_clock
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +116,7 @@ class ControllerLoop:
         self._swept_at = float("-inf")
         self._pruned_at = float("-inf")
         self._ticked_at = float("-inf")
+        self._clock_lead: float | None = None
         self._is_prepared = False
         self._is_idle = False
         self._problem: str | None = "Ray has not been reached yet"
@@ -189,7 +191,9 @@ class ControllerLoop:
         self._stopping = True
         self._wake.set()
         if self._task is not None:
-            await self._task
+            # A forced end cancels every task at once, and the rest of the clean-up must still be done.
+            with suppress(asyncio.CancelledError):
+                await self._task
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=10)
         await self._launcher.close()
@@ -319,7 +323,13 @@ class ControllerLoop:
         with self._database.write() as session:
             if self._leadership is not None:
                 self._leadership.confirm(session)
-            return self._planner.plan(session, situation)
+            return self._planner.plan(session, replace(situation, clock_jumped=self._clock_jumped(session)))
+
+    def _clock_jumped(self, session: Session) -> bool:
+        """Whether the database's clock was set, or the machine slept, since the last tick."""
+        lead = read_clock(session).timestamp() - self._clock()
+        before, self._clock_lead = self._clock_lead, lead
+        return before is not None and abs(lead - before) > self._settings.lease_s / 4
 
     # -- act ---------------------------------------------------------------------------------------------------------
 

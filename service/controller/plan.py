@@ -57,6 +57,8 @@ class Situation:
     """Why this process starts nothing more; None while it does."""
     was_away: bool = False
     """Nobody could have extended leases for a while: they get more time."""
+    clock_jumped: bool = False
+    """The clock that leases are measured on was set: what it said of them before means nothing."""
 
 
 @dataclass(slots=True)
@@ -94,8 +96,11 @@ class Planner:
 
     def _reconcile(self, session: Session, situation: Situation, plan: Plan) -> None:
         attempts = AttemptRepository(session)
-        if situation.was_away:
-            attempts.extend_leases(lease_s=self._settings.lease_s, start_limit_s=self._settings.start_limit_s)
+        if situation.was_away or situation.clock_jumped:
+            attempts.extend_leases(
+                lease_s=self._settings.lease_s, start_limit_s=self._settings.start_limit_s,
+                even_shorter=situation.clock_jumped,
+            )  # fmt: skip
         rows = attempts.live_rows()
         for name in {row.submission_id for row in rows} & situation.submitted_phases.keys():
             attempts.add_phase(attempts.get(name), Phase.JOB_SUBMITTED, situation.submitted_phases[name])
@@ -166,7 +171,9 @@ class Planner:
     def _queued(self, entry: Entry, tags: Mapping[int, frozenset[str]], now: datetime) -> QueuedRun:
         pause = 0.0
         if entry.failed_at is not None:
-            pause = max(0.0, backoff_s(entry.attempts, self._policy) - (now - entry.failed_at).total_seconds())
+            waited = (now - entry.failed_at).total_seconds()
+            # Negative where the clock was set back: nobody waits an hour for it to come round again.
+            pause = max(0.0, backoff_s(entry.attempts, self._policy) - waited) if waited >= 0 else 0.0
         return QueuedRun(
             entry.run_id, entry.gpus, entry.rank, entry.owner, tags.get(entry.run_id, frozenset()), pause,
             entry.attempts,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import select, update
+from sqlalchemy import select, true, update
 from sqlalchemy.orm import Session, joinedload
 
 from muonscope.contract.attempts import AttemptFacts, AttemptOutcome, Failure, Heartbeat
@@ -139,15 +139,21 @@ class AttemptRepository:
         )
         return [LiveRow(*row) for row in self._session.execute(query)]
 
-    def extend_leases(self, *, lease_s: float, start_limit_s: float) -> None:
-        """Give every live attempt its whole time anew, as after nobody could take in signs of life."""
+    def extend_leases(self, *, lease_s: float, start_limit_s: float, even_shorter: bool = False) -> None:
+        """Give every live attempt its whole time anew, as after nobody could take in signs of life.
+
+        Args:
+            lease_s: of those that have enrolled.
+            start_limit_s: of those that have not.
+            even_shorter: also where that is less than they have, as after the clock was set back.
+        """
         now = read_clock(self._session)
         for is_enrolled, span_s in ((True, lease_s), (False, start_limit_s)):
             until = now + timedelta(seconds=span_s)
             enrolled = Attempt.enrolled_at.is_not(None) if is_enrolled else Attempt.enrolled_at.is_(None)
             self._session.execute(
                 update(Attempt)
-                .where(Attempt.status.in_(LIVE), enrolled, Attempt.lease_expires_at < until)
+                .where(Attempt.status.in_(LIVE), enrolled, true() if even_shorter else Attempt.lease_expires_at < until)
                 .values(lease_expires_at=until)
             )
 
