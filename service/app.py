@@ -80,7 +80,13 @@ def create_app(settings: Settings, launcher: Launcher | None = None) -> FastAPI:
     feed = ChangeFeed(database)
     leadership = Leadership(database, settings.effective_advertise_url)
     controller = ControllerLoop(
-        database, used, settings, owner=store_id(settings), leadership=leadership, on_change=feed.notify
+        database,
+        used,
+        settings,
+        owner=store_id(settings),
+        leadership=leadership,
+        on_change=feed.notify,
+        expected_gpus=local_ray.gpus if local_ray is not None else None,
     )
     app = FastAPI(
         title="Muonscope",
@@ -135,7 +141,7 @@ def _lifespan(
             await feed.start()
             stack.push_async_callback(feed.stop)
             if local_ray is not None:
-                stack.push_async_callback(_stop_ray, local_ray, controller)
+                stack.push_async_callback(_stop_ray, local_ray, controller, leadership)
             stack.push_async_callback(leadership.stop)
 
             def begin() -> None:
@@ -154,8 +160,10 @@ def _lifespan(
     return lifespan
 
 
-async def _stop_ray(local_ray: LocalRay, controller: ControllerLoop) -> None:
-    await local_ray.stop(keep_running=await run_in_threadpool(controller.has_live_attempts))
+async def _stop_ray(local_ray: LocalRay, controller: ControllerLoop, leadership: Leadership) -> None:
+    # Who led once and leads no more leaves the head to the one that has taken it over.
+    keep_running = leadership.another_leads or await run_in_threadpool(controller.has_live_attempts)
+    await local_ray.stop(keep_running=keep_running)
 
 
 def _add_middleware(app: FastAPI, settings: Settings, controller: ControllerLoop) -> None:

@@ -68,6 +68,11 @@ class Leadership:
         return self._standing is not None and self._standing.leader == self.id and self._clock() < self._held_until
 
     @property
+    def another_leads(self) -> bool:
+        """Whether the last that was seen is another controller in the lead."""
+        return self._standing is not None and self._standing.leader != self.id
+
+    @property
     def problem(self) -> str | None:
         """Why this controller does not act; None while it leads."""
         if self.is_leading:

@@ -85,25 +85,33 @@ class LocalRay:
         return self._head.address if self._head is not None else None
 
     @property
+    def gpus(self) -> int:
+        """How many GPUs the head has, or will have once it has started."""
+        return self._gpus
+
+    @property
     def token(self) -> str | None:
         return self._token
 
     def start(self, *, on_ready: Callable[[], None], keep_running: Callable[[], bool]) -> None:
-        """Begin to keep a head, in the background.
+        """Begin to keep a head, in the background; once is enough.
 
         Args:
             on_ready: called each time a head has become reachable.
             keep_running: whether attempts are live: a head of other size is then kept as it is.
         """
-        self._task = asyncio.create_task(self._keep(on_ready, keep_running), name="local-ray")
+        if self._task is None:
+            self._task = asyncio.create_task(self._keep(on_ready, keep_running), name="local-ray")
 
     async def stop(self, *, keep_running: bool) -> None:
-        """End keeping; end the head too, unless it is to keep running."""
+        """End keeping; end the head too, unless it is to keep running or was never this one's to keep."""
         self._stopping = True
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        if self._task is None:
+            # A controller that stood by: the head that the file names is the leader's.
+            return
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
         head = self._head or self._read()
         if head is None:
             return

@@ -83,6 +83,7 @@ class ControllerLoop:
         owner: str,
         leadership: Leadership | None = None,
         on_change: Callable[[], None] = lambda: None,
+        expected_gpus: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start nothing yet.
@@ -94,6 +95,7 @@ class ControllerLoop:
             owner: names this store to Ray, so that two services on one cluster leave each other's jobs alone.
             leadership: whether this controller leads, where several may share the store; None always does.
             on_change: called, thread-safe, after a tick that changed rows.
+            expected_gpus: what the cluster will have, where that is known before Ray is reached.
             clock: monotonic seconds.
         """
         self._database = database
@@ -102,6 +104,7 @@ class ControllerLoop:
         self._owner = owner
         self._leadership = leadership
         self._on_change = on_change
+        self._expected_gpus = expected_gpus
         self._clock = clock
         self._policy = RetryPolicy(settings.max_attempts, settings.retry_backoff_s)
         self._planner = Planner(settings, self._policy)
@@ -158,7 +161,7 @@ class ControllerLoop:
             raise Unavailable(str(error), remedy="try again once Ray is reachable") from error
 
     def total_gpus(self) -> float | None:
-        return self._resources.gpus if self._resources is not None else None
+        return self._resources.gpus if self._resources is not None else self._expected_gpus
 
     def cluster(self) -> dict[str, Any]:
         resources = self._resources or ClusterResources()

@@ -1,10 +1,11 @@
 """Who leads, by a lease in the database, on both databases."""
 
 from datetime import timedelta
+from pathlib import Path
 
 from service.controller.leadership import Leadership, is_gone, this_place
 from service.store.events import EventRepository
-from service.store.leadership import LeadershipRepository
+from service.store.leadership import LeadershipRepository, find_leader
 from service.store.models import Leadership as Row
 from service.store.session import Database
 from service.store.types import read_clock
@@ -33,8 +34,27 @@ def test_the_first_to_claim_leads_and_the_second_stands_by(database: Database) -
     assert (first.claim(), second.claim()) == (True, False)
     assert first.problem is None
     assert second.problem == "standing by: http://c:1 leads"
+    assert (first.another_leads, second.another_leads) == (False, True)
     assert first.claim()
     assert first.term == 1
+
+
+def test_the_leader_is_found_from_outside_while_its_lease_holds(database: Database) -> None:
+    url = database.engine.url.render_as_string(hide_password=False)
+    assert find_leader(url) is None
+    controller(database, 1).claim()
+
+    assert find_leader(url) == "http://c:1"
+    expire(database)
+    assert find_leader(url) is None
+
+
+def test_where_no_store_can_be_read_nobody_leads(tmp_path: Path) -> None:
+    (tmp_path / "text.db").write_text("no database")
+
+    assert find_leader(f"sqlite:///{tmp_path / 'text.db'}") is None
+    assert find_leader("mysql://elsewhere/x") is None
+    assert find_leader("no address") is None
 
 
 def test_a_lease_that_ran_out_is_anothers_and_the_old_leader_is_fenced(database: Database) -> None:

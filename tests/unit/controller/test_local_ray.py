@@ -1,5 +1,8 @@
 """What of the local Ray can be decided without one."""
 
+import asyncio
+import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -104,6 +107,28 @@ def test_ending_a_head_takes_its_descendants_and_nobody_else() -> None:
         for process in (ours, other):
             process.kill()
             process.wait()
+
+
+@pytest.mark.parametrize("has_led", [False, True])
+def test_who_never_led_leaves_the_leaders_head_alone(
+    has_led: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+    monkeypatch.setattr("service.controller.local_ray.end_head", ended.append)
+    local = LocalRay(Settings(home=tmp_path))
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "head.json").write_text(json.dumps(dataclasses.asdict(Head("x", "http://127.0.0.1:1", 2))))
+
+    async def stand_by_and_stop() -> None:
+        if has_led:
+            # Ended before it has found the head that the file names: that one is its own to end.
+            local.start(on_ready=lambda: None, keep_running=lambda: False)
+        await local.stop(keep_running=False)
+
+    asyncio.run(stand_by_and_stop())
+
+    assert ended == (["x"] if has_led else [])
+    assert (tmp_path / "ray" / "head.json").exists() is not has_led
 
 
 def test_the_heads_environment_has_no_setting_of_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from muonscope.contract.status import AttemptStatus, FailureKind, RunStatus
 from service.controller.launcher import Job, JobStatus
+from service.controller.loop import ControllerLoop
 from service.store.attempts import AttemptRepository
 from service.store.queue import QueueRepository
 from service.store.runs import RunRepository
@@ -62,6 +63,19 @@ def test_the_next_run_starts_in_the_tick_after_an_outcome(desk: Desk) -> None:
     desk.tick()
     assert desk.status(first) is RunStatus.SUCCEEDED
     assert desk.status(second) is RunStatus.PENDING
+
+
+async def _ticked(loop: ControllerLoop) -> None:
+    await loop.tick()
+    await loop.settle()
+
+
+def test_the_clusters_size_is_known_before_ray_is_reached_and_seen_afterwards(desk: Desk) -> None:
+    loop = ControllerLoop(desk.database, desk.launcher, desk.settings, owner="x", expected_gpus=4.0, clock=desk.now)
+    assert loop.total_gpus() == 4.0
+    assert desk.loop.total_gpus() is None
+    asyncio.run(_ticked(loop))
+    assert loop.total_gpus() == 2.0
 
 
 def test_gpus_of_others_on_the_cluster_are_left_alone(desk: Desk) -> None:
