@@ -1,6 +1,7 @@
 """A service for one command: used where one answers already, else started as a child and ended afterwards."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,13 +17,14 @@ from typing import Final
 from muonscope.cli.screen import Screen
 from muonscope.client import Client, ClientSettings
 from muonscope.client.settings import DEFAULT_PORT
-from muonscope.errors import ServiceFailed, ServiceStartFailed, ServiceUnreachable, UnexpectedAnswer
+from muonscope.errors import MuonscopeError, ServiceFailed, ServiceStartFailed, ServiceUnreachable, UnexpectedAnswer
 
 UP: Final = (sys.executable, "-m", "muonscope.cli.main", "up")
 START_LIMIT_S: Final = 120.0
 STOP_LIMIT_S: Final = 30.0
 _POLL_S: Final = 0.1
 _SHOWN_LOG_LINES: Final = 15
+_STANDS_BY: Final = re.compile(r"standing by: (\S+) leads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +36,19 @@ class Service:
     """The folder of its state where it was started for the command; None where it was there already."""
 
 
+class _StandsBy(Exception):
+    """Another service leads on the same database: the started one would take no runs."""
+
+    def __init__(self, leader_url: str) -> None:
+        super().__init__(leader_url)
+        self.leader_url = leader_url
+
+
 @contextmanager
 def service_for(url: str | None, screen: Screen) -> Iterator[Service]:
-    """Yield the service at `url`, or one started for the block where no address was given.
+    """Yield the service at `url`, or where no address was given the home's own, started for the block if need be.
 
+    Two services on one database never both take runs: one that leads there on another port is used as it is.
     An address that someone gave is taken at its word: when nothing answers there, that is an error.
     """
     settings = ClientSettings()
@@ -54,11 +65,49 @@ def service_for(url: str | None, screen: Screen) -> Iterator[Service]:
                 yield Service(patient, None)
             return
     home = settings.home.expanduser()
-    port = _free_port()
-    screen.progress(f"starting a service on port {port}, state in {home}")
-    with _child_service(home, port) as started:
-        screen.progress(f"dashboard while it runs: {started.url}/ui/")
-        yield Service(started, home)
+    leader_url = _recorded_leader(home)
+    if leader_url is None:
+        port = _free_port()
+        screen.progress(f"starting a service on port {port}, state in {home}")
+        try:
+            with _child_service(home, port) as started:
+                screen.progress(f"dashboard while it runs: {started.url}/ui/")
+                yield Service(started, home)
+                return
+        except _StandsBy as found:
+            leader_url = found.leader_url
+    screen.progress(f"a service leads on {home} already: using {leader_url}, dashboard {leader_url}/ui/")
+    with Client(leader_url) as leading:
+        yield Service(leading, None)
+
+
+def _recorded_leader(home: Path) -> str | None:
+    """Return the address of the service that the home's database names as leading, if it answers there."""
+    from pydantic import ValidationError
+
+    from service.settings import Settings
+
+    try:
+        settings = Settings(home=home)
+    except ValidationError:
+        # The service that is to be started says it better.
+        return None
+    if not settings.database_url and not (settings.home / "muonscope.db").exists():
+        return None
+    # SQLAlchemy takes half a second to import: not where there is no record yet.
+    from service.store.leadership import find_leader
+
+    leader_url = find_leader(settings.effective_database_url)
+    return leader_url if leader_url is not None and _answers(leader_url) else None
+
+
+def _answers(url: str) -> bool:
+    try:
+        with Client(url, retries=0) as client:
+            client.health()
+    except MuonscopeError:
+        return False
+    return True
 
 
 @contextmanager
@@ -98,6 +147,10 @@ def _wait_until_ready(client: Client, process: "subprocess.Popen[bytes]", log: P
             client.readiness()
         except (ServiceUnreachable, ServiceFailed) as error:
             reason = str(error)
+            stands_by = _STANDS_BY.search(reason)
+            # A leader that is gone is waited for: its lease runs out, and the started service takes over.
+            if stands_by is not None and _answers(stands_by[1]):
+                raise _StandsBy(stands_by[1]) from None
             time.sleep(_POLL_S)
         else:
             return

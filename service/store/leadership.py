@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from sqlalchemy import delete, select, update
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
+from service.errors import ServiceError
 from service.store.events import EventRepository
 from service.store.models import Controller, Leadership
+from service.store.session import Database
 from service.store.types import read_clock
 
 # A controller that has not been seen for so long is not told to workers, and forgotten after the second.
@@ -95,6 +98,15 @@ class LeadershipRepository:
         query = select(Controller.url).where(Controller.seen_at > since).order_by(Controller.id)
         return list(dict.fromkeys([first, *self._session.scalars(query)]))
 
+    def leader_url(self) -> str | None:
+        """Return the address of the controller that leads now; None where no lease holds."""
+        query = (
+            select(Controller.url)
+            .join(Leadership, Leadership.holder == Controller.id)
+            .where(Leadership.expires_at > read_clock(self._session))
+        )
+        return self._session.scalar(query)
+
     def _row(self) -> Leadership:
         row = self._session.get(Leadership, 1, with_for_update=True)
         if row is None:
@@ -102,3 +114,19 @@ class LeadershipRepository:
             self._session.add(row)
             self._session.flush()
         return row
+
+
+def find_leader(database_url: str) -> str | None:
+    """Say who leads on a database that this process does not serve; None where nobody does, or it cannot be read."""
+    try:
+        database = Database(database_url, pool_size=1)
+    except (ValueError, SQLAlchemyError):
+        return None
+    try:
+        with database.read() as session:
+            return LeadershipRepository(session).leader_url()
+    except (ServiceError, SQLAlchemyError):
+        # Locked, away, or of a version that had no leaders: starting a service says which.
+        return None
+    finally:
+        database.dispose()

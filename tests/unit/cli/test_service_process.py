@@ -14,6 +14,9 @@ from muonscope.cli.screen import Screen
 from muonscope.cli.service_process import service_for
 from muonscope.client import ClientSettings
 from muonscope.errors import ServiceStartFailed, ServiceUnreachable
+from service.controller.leadership import Leadership
+from service.store.migrate import upgrade
+from service.store.session import Database
 from tests.unit.client.fake_service import FakeService
 
 UP = textwrap.dedent("""
@@ -133,6 +136,94 @@ def test_a_service_that_hangs_at_its_start_is_ended(home: Path, monkeypatch: pyt
 
     with pytest.raises(ServiceStartFailed, match="not ready within"), service_for(None, Screen(as_json=True)):
         pass
+
+
+STANDING_BY = textwrap.dedent("""
+    import json, os, signal, sys
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+
+    HOME = os.environ["MUONSCOPE_HOME"]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            open(HOME + "/asked", "a").write(self.path)
+            leads = open(HOME + "/asked").read().count("/readyz") > int(os.environ.get("LEADS_AFTER", "1000"))
+            self.send_response(200 if leads else 503)
+            self.end_headers()
+            detail = "no job yet; standing by: " + os.environ["LEADER"] + " leads; Ray starts"
+            self.wfile.write(b"{}" if leads else json.dumps({"title": "Unavailable", "detail": detail}).encode())
+
+        def log_message(self, *_):
+            pass
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    open(HOME + "/pid", "w").write(str(os.getpid()))
+    HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+""")
+
+
+@pytest.fixture
+def leader(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A service that answers, and that no address given to the command names."""
+    url = os.environ["MUONSCOPE_URL"]
+    monkeypatch.delenv("MUONSCOPE_URL")
+    return url
+
+
+def stand_by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, leader_url: str) -> None:
+    script = tmp_path / "stand_by.py"
+    script.write_text(STANDING_BY)
+    monkeypatch.setattr(service_process, "UP", (sys.executable, str(script)))
+    monkeypatch.setenv("LEADER", leader_url)
+
+
+def record_leader(home: Path, url: str) -> None:
+    home.mkdir(parents=True)
+    database = Database(f"sqlite:///{home / 'muonscope.db'}")
+    upgrade(database)
+    Leadership(database, url, place="elsewhere|ns|1|1").claim()
+    database.dispose()
+
+
+def test_a_started_service_that_stands_by_is_ended_and_the_leader_is_used(
+    leader: str, home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_by(monkeypatch, tmp_path, leader)
+
+    with service_for(None, Screen()) as found:
+        assert found.client.url == leader
+        assert found.home is None
+        assert not is_alive(int((home / "pid").read_text()))
+
+    assert f"a service leads on {home} already: using {leader}" in capsys.readouterr().err
+
+
+def test_a_leader_that_no_longer_answers_is_waited_out(
+    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stand_by(monkeypatch, tmp_path, "http://127.0.0.1:9")
+    monkeypatch.setenv("LEADS_AFTER", "2")
+
+    with service_for(None, Screen(as_json=True)) as started:
+        assert started.home == home
+        assert is_alive(int((home / "pid").read_text()))
+
+
+def test_the_leader_on_record_is_used_and_none_is_started(leader: str, home: Path) -> None:
+    record_leader(home, leader)
+
+    with service_for(None, Screen(as_json=True)) as found:
+        assert found.client.url == leader
+        assert found.home is None
+
+    assert not (home / "pid").exists()
+
+
+def test_a_leader_on_record_that_does_not_answer_is_replaced(home: Path) -> None:
+    record_leader(home, "http://127.0.0.1:9")
+
+    with service_for(None, Screen(as_json=True)) as started:
+        assert started.home == home
 
 
 def test_a_taken_port_is_not_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
