@@ -4,11 +4,11 @@ import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Tag
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -32,6 +32,8 @@ _MAX_TEXT: Final = 2000
 _PLACES: Final = {"body", "query", "path", "header", "cookie"}
 # Messages of our own validators begin with what they are about: `faults[0].rank=3 does not exist …`.
 _ABOUT: Final = re.compile(r"([a-z_]\w*(?:[.\[\]]\w*)*)=(\S+)")
+# `ds_config.train_batchsize is no key …`, `ds_config.zero_optimization='auto' means …`: any key may stand there.
+_ABOUT_DS_CONFIG: Final = re.compile(r"ds_config\.([^\s=]+)")
 
 
 def install(app: FastAPI) -> None:
@@ -98,9 +100,11 @@ def _translate_http(request: Request, error: HTTPException) -> ServiceError:
     return ServiceError(str(error.detail))
 
 
-async def _on_invalid_request(_: Request, error: Exception) -> Response:
+async def _on_invalid_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    found = [_describe(one, error.body) for one in error.errors()[:_MAX_ERRORS]]
+    body_field = getattr(request.scope.get("route"), "body_field", None)
+    model = body_field.field_info.annotation if body_field is not None else None
+    found = [_describe(one, error.body, model) for one in error.errors()[:_MAX_ERRORS]]
     first = found[0]
     kind = MalformedRequest if error.errors()[0]["type"] == "json_invalid" else InvalidInput
     raised = kind(str(first["detail"]), field=first["field"], remedy=first["remedy"])
@@ -109,20 +113,26 @@ async def _on_invalid_request(_: Request, error: Exception) -> Response:
 
 
 def validation_problem(errors: Sequence[Mapping[str, Any]], body: Any) -> InvalidInput:
-    """Turn pydantic's errors about a value that was no request body into one of ours."""
-    first = _describe(errors[0], body)
+    """Turn pydantic's errors about a run spec that was no request body into one of ours."""
+    first = _describe(errors[0], body, RunSpec)
     raised = InvalidInput(str(first["detail"]), field=first["field"], remedy=first["remedy"])
     raised.value = first["value"]
     return raised
 
 
-def _describe(error: Mapping[str, Any], body: Any) -> dict[str, Any]:
-    message = str(error["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")
+def _describe(error: Mapping[str, Any], body: Any, model: Any) -> dict[str, Any]:
+    message = (
+        "unknown field"
+        if error["type"] == "extra_forbidden"
+        else str(error["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    )
     path = _path(error, body)
     value = None if error["type"] == "missing" else error.get("input")
     if error["type"] in ("value_error", "assertion_error"):
-        about = _ABOUT.match(message)
-        if about is not None and isinstance(value, dict):
+        about, about_ds_config = _ABOUT.match(message), _ABOUT_DS_CONFIG.match(message)
+        if about_ds_config is not None and isinstance(value, dict):
+            path, value = _in_ds_config(about_ds_config[1], path, value)
+        elif about is not None and isinstance(value, dict):
             # A rule about several fields: say the one that it names.
             path, value = _join(path, about[1]), about[2].rstrip(",;")
     if error["type"] == "unknown_task":
@@ -134,8 +144,17 @@ def _describe(error: Mapping[str, Any], body: Any) -> dict[str, Any]:
         "detail": detail if detail.startswith((path, path.rpartition(".")[2])) else f"{path}: {detail}",
         "field": path or None,
         "value": bounded_value(value),
-        "remedy": remedy or _remedy(error, path),
+        "remedy": remedy or _remedy(error, path, model),
     }
+
+
+def _in_ds_config(key: str, path: str, value: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return the path and the value of a key inside `ds_config`, from the spec or the ds_config that was refused."""
+    inside = path.rpartition(".")[2] == "ds_config"
+    here: Any = value if inside else value.get("ds_config")
+    for part in key.split("."):
+        here = _step_into(here, part)
+    return _join(path if inside else _join(path, "ds_config"), key), here
 
 
 def _path(error: Mapping[str, Any], body: Any) -> str:
@@ -186,7 +205,7 @@ _TYPE_NAMES: Final = {
 }
 
 
-def _remedy(error: Mapping[str, Any], path: str) -> str:
+def _remedy(error: Mapping[str, Any], path: str, model: Any) -> str:
     kind, context = str(error["type"]), error.get("ctx") or {}
     limits = {
         "greater_than_equal": f"use {context.get('ge')} or more",
@@ -208,18 +227,32 @@ def _remedy(error: Mapping[str, Any], path: str) -> str:
     if kind == "value_error":
         return "change it, or what it must go with"
     if kind == "extra_forbidden":
-        return _did_you_mean(path.rpartition(".")[2])
+        *place, name = error["loc"]
+        return _did_you_mean(str(name), _known_fields(model, place))
     base = kind.removesuffix("_type").removesuffix("_parsing").removesuffix("_from_float")
     return f"give {_TYPE_NAMES[base]}" if base in _TYPE_NAMES else "see /openapi.json for what is accepted"
 
 
-@cache
-def _known_fields() -> tuple[str, ...]:
-    schema = RunSpec.model_json_schema()
-    models = [schema, *schema.get("$defs", {}).values()]
-    return tuple(sorted({name for model in models for name in model.get("properties", {})}))
+def _known_fields(model: Any, location: Sequence[Any]) -> list[str]:
+    """Return the fields of the model at an error's location, a union's tag included; none where no model is there."""
+    here = _models_in(model)
+    for part in location[1:] if location[:1] == ["body"] else location:
+        if isinstance(part, int):
+            continue
+        tagged = [(tag, each) for tag, each in here if tag == part]
+        fields = [each.model_fields[part].annotation for _, each in here if part in each.model_fields]
+        here = tagged or [found for annotation in fields for found in _models_in(annotation)]
+    return sorted({name for _, each in here for name in each.model_fields})
 
 
-def _did_you_mean(name: str) -> str:
-    close = difflib.get_close_matches(name, _known_fields(), n=1)
+def _models_in(annotation: Any, tag: str | None = None) -> list[tuple[str | None, type[BaseModel]]]:
+    """List the models that a type is made of, each with its tag where it has one."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [(tag, annotation)]
+    tag = next((mark.tag for mark in getattr(annotation, "__metadata__", ()) if isinstance(mark, Tag)), tag)
+    return [found for part in get_args(annotation) for found in _models_in(part, tag)]
+
+
+def _did_you_mean(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {close[0]}? else remove it" if close else "remove it; see /openapi.json for the known fields"

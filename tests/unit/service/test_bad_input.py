@@ -43,6 +43,11 @@ def assert_nothing_is_stored(client: Client) -> None:
     ("spec", "field", "value", "remedy"),
     [
         ({"zero_stagee": 1}, "zero_stagee", 1, "did you mean zero_stage? else remove it"),
+        ({"stepz": 3}, "stepz", 3, "did you mean steps? else remove it"),
+        ({"optimizer": {"stepz": 3}}, "optimizer.stepz", 3, "did you mean ns_steps? else remove it"),
+        ({"initial_powr": 3}, "initial_powr", 3, "remove it; see /openapi.json for the known fields"),
+        ({"task": {"name": "byte_gpt", "head": 1}}, "task.head", 1, "did you mean num_heads? else remove it"),
+        ({"faults": [{"kind": "inf", "step": 0, "rnk": 3}]}, "faults[0].rnk", 3, "did you mean rank? else remove it"),
         ({"loss_scale": {"initial": 3}}, "loss_scale.initial", 3, "did you mean initial_power? else remove it"),
         ({"zzz": 1}, "zzz", 1, "remove it; see /openapi.json for the known fields"),
         ({"zero_stage": 7}, "zero_stage", 7, "use 3 or less"),
@@ -60,7 +65,10 @@ def assert_nothing_is_stored(client: Client) -> None:
         ({"precision": "fp8"}, "precision", "fp8", None),
         ({"faults": [{"kind": "inf", "step": 0, "rank": 3}]}, "faults[0].rank", "3", None),
         ({"faults": [{"kind": "minus", "step": 0}]}, "faults[0].kind", "minus", None),
-        ({"ds_config": {"fp16": {}}}, "ds_config", None, "remove it from ds_config"),
+        ({"ds_config": {"fp16": {}}}, "ds_config.fp16", "{}", "remove it from ds_config"),
+        ({"ds_config": {"zero_allow_untested": 1}}, "ds_config.zero_allow_untested", 1, None),
+        ({"ds_config": {"communication_data_type": "auto"}}, "ds_config.communication_data_type", "auto", None),
+        ({"ds_config": {"zero_optimization": {"overlap": True}}}, "ds_config.zero_optimization.overlap", True, None),
         ({"name": ""}, "name", "", "give the run a name"),
         ({"name": "a" * 201}, "name", None, "use at most 200 characters"),
         ({"name": "a\x00b"}, "name", None, "remove it"),
@@ -79,6 +87,22 @@ def test_a_bad_spec_is_refused_by_name(
     if remedy is not None:
         assert problem["remedy"] == remedy
     assert_nothing_is_stored(refusing)
+
+
+@pytest.mark.parametrize("spec", [{"stepz": 3}, {"optimizer": {"stepz": 3}}])
+def test_an_unknown_field_is_called_one(refusing: Client, spec: Any) -> None:
+    problem = assert_problem(refusing.post("/runs", json=spec), 422)
+
+    assert problem["detail"] == f"{problem['field']}: unknown field"
+
+
+def test_a_matrix_and_the_queue_offer_fields_of_their_own(refusing: Client) -> None:
+    base = {"name": "e", "base": {"stepz": 3}, "matrix": {"seed": [0, 1]}}
+    in_base = assert_problem(refusing.post("/experiments", json=base), 422)
+    in_queue = assert_problem(refusing.post("/queue/pause", json={"wy": "repairs"}), 422, field="wy")
+
+    assert in_base["remedy"] == "did you mean steps? else remove it"
+    assert in_queue["remedy"] == "did you mean why? else remove it"
 
 
 HOSTILE = {
