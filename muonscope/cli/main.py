@@ -4,8 +4,9 @@ Only Typer is imported here and in the verbs' modules; whatever weighs more is i
 """
 
 import json
+import re
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import typer
 
@@ -17,6 +18,13 @@ from muonscope.cli.up import up
 
 if TYPE_CHECKING:
     from muonscope.errors import MuonscopeError
+
+# A service's remedies name its requests; in a terminal the verbs that make them are meant.
+_VERBS: Final = (
+    (re.compile(r"GET /runs(?![\w/])"), "`muonscope ls`"),
+    (re.compile(r"GET /experiments(?![\w/])"), "`muonscope experiment ls`"),
+    (re.compile(r"POST /runs/(\w+)/stop"), r"`muonscope stop \1`"),
+)
 
 HELP = """See, measure and get rid of Muon step-ordering corruption under DeepSpeed.
 
@@ -77,7 +85,13 @@ def _print_error(error: "MuonscopeError", *, as_json: bool) -> None:
         print(f"  field:  {visible(str(field))}", file=sys.stderr)
         print(f"  value:  {visible(json.dumps(value, ensure_ascii=False))[:200]}", file=sys.stderr)
     if error.remedy:
-        print(f"  remedy: {visible(error.remedy)}", file=sys.stderr)
+        print(f"  remedy: {visible(_by_verbs(error.remedy))}", file=sys.stderr)
+
+
+def _by_verbs(remedy: str) -> str:
+    for request, verb in _VERBS:
+        remedy = request.sub(verb, remedy)
+    return remedy
 
 
 if __name__ == "__main__":

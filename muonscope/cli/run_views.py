@@ -32,7 +32,7 @@ def run_row(run: "Run") -> list[str]:
 
 def status(run: "Run") -> str:
     if run.queue_position:
-        return f"{run.status} (#{run.queue_position})"
+        return f"{run.status}, position {run.queue_position}"
     return str(run.status)
 
 

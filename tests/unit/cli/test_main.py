@@ -1,5 +1,6 @@
 """The command itself: quick, complete, and polite about misuse."""
 
+import json
 import resource
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import sys
 import pytest
 
 from tests.unit.cli.conftest import RunCommand
+from tests.unit.client.fake_service import FakeService, problem
 
 RUN_VERBS = ("submit", "run", "ls", "show", "watch", "compare", "logs", "stop", "retry", "export")
 VERBS = ("up", *RUN_VERBS, "experiment", "doctor", "db")
@@ -33,6 +35,24 @@ def test_misuse_ends_with_two_and_a_usage_line(arguments: list[str], command: Ru
 
     assert result.code == 2
     assert "Usage:" in result.err
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("list them with GET /runs", "list them with `muonscope ls`"),
+        ("list them with GET /experiments", "list them with `muonscope experiment ls`"),
+        ("stop it first: POST /runs/r1/stop", "stop it first: `muonscope stop r1`"),
+        ("GET /runs/r1/artifacts lists them", "GET /runs/r1/artifacts lists them"),
+    ],
+)
+def test_a_remedy_names_the_verb_in_a_terminal_and_the_request_in_json(
+    said: str, shown: str, command: RunCommand, service: FakeService
+) -> None:
+    service.answers["GET", "/runs/nosuchrun"] = problem(404, "not found", detail="there is no run", remedy=said)
+
+    assert command("show", "nosuchrun").err.splitlines()[-1] == f"  remedy: {shown}"
+    assert json.loads(command("show", "nosuchrun", "--json").err)["remedy"] == said
 
 
 def test_the_version_is_the_installed_one(command: RunCommand) -> None:

@@ -35,7 +35,7 @@ def test_a_pipe_is_told_why_a_run_waits(capsys: pytest.CaptureFixture[str]) -> N
     with follow_runs([waiting], Screen()) as progress:
         progress.update([waiting])
 
-    assert "first: queued (#3) (2 GPUs are busy)" in capsys.readouterr().err
+    assert "first: queued, position 3 (2 GPUs are busy)" in capsys.readouterr().err
 
 
 def test_json_has_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
