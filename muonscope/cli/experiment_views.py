@@ -1,6 +1,6 @@
 """How an experiment's result looks, and what the shell learns from it."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from muonscope.cli import exit_codes
 from muonscope.cli.screen import NOT_MEASURED, number
@@ -9,14 +9,24 @@ if TYPE_CHECKING:
     from muonscope.client import Experiment, PublishedCheck
 
 
+# Their figures are the outcome, the moved parameters and the overflows again, in one cell.
+_REPEATED: Final = {"thirty-step": ("measured", "published figure")}
+
+
 def result_table(experiment: "Experiment") -> tuple[list[str], list[list[str]]]:
-    """The service's table as text, with a column that says whether each row is as published."""
+    """The service's table as text, with a column that says whether each row is as published.
+
+    What another column of it shows already is left to `--json` and the dashboard.
+    """
     table = experiment.table
-    rows = [[_cell(cell) for cell in row] for row in table.rows]
+    repeated = _REPEATED.get(experiment.builtin or "", ())
+    shown = [index for index, column in enumerate(table.columns) if column not in repeated]
+    columns = [table.columns[index] for index in shown]
+    rows = [[_cell(row[index]) for index in shown] for row in table.rows]
     if not any(table.published):
-        return table.columns, rows
+        return columns, rows
     marked = [[*row, _mark(check)] for row, check in zip(rows, table.published, strict=True)]
-    return [*table.columns, table.check_label], marked
+    return [*columns, table.check_label], marked
 
 
 def experiment_exit_code(experiment: "Experiment") -> int:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 NOT_MEASURED: Final = "–"
 _GAP: Final = "  "
+_WIDE_GAP: Final = 3
+_LONG_WORD: Final = 20
 
 
 class Screen:
@@ -55,7 +57,8 @@ class Screen:
         """Print a table: boxed in a terminal, aligned columns without wrapping when piped."""
         rows = [[visible(cell) for cell in row] for row in rows]
         if self.is_terminal:
-            self.console().print(rich_table(columns, rows, title=title))
+            console = self.console()
+            console.print(rich_table(columns, rows, console.width, title=title))
             return
         if title:
             print(title)
@@ -67,20 +70,65 @@ class Screen:
         self.console().print(renderable)
 
 
-def rich_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None) -> Any:
-    """Build the terminal's form of a table; cells are text, never markup."""
+def rich_table(columns: Sequence[str], rows: Iterable[Sequence[str]], width: int, *, title: str | None = None) -> Any:
+    """Build the terminal's form of a table: cells are text, never markup, and wrapped, never cut.
+
+    Where `width` is too narrow for its words, a table is drawn closer, and then as one small table a row.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     rows = list(rows)
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    gap, widths = _WIDE_GAP, fitted_widths(columns, rows, width - 2, _WIDE_GAP)
+    if widths is None:
+        gap, widths = 1, fitted_widths(columns, rows, width, 1)
+    if widths is None:
+        return _stacked(columns, rows, title)
+    table = Table(
+        title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False,
+        padding=(0, 1 if gap > 1 else 0), show_edge=gap > 1,
+    )  # fmt: skip
     for index, column in enumerate(columns):
         cells = [row[index] for row in rows]
-        table.add_column(Text(column), justify="right" if cells and all(map(_is_numeric, cells)) else "left")
+        justify: Any = "right" if cells and all(map(_is_numeric, cells)) else "left"
+        table.add_column(Text(column), justify=justify, width=widths[index], overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return table
+
+
+def _stacked(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None) -> Any:
+    """Each row's cells one below the other, beside their columns' names."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    table.title, table.title_justify = title, "left"
+    for _ in range(2):
+        table.add_column(overflow="fold")
+    for number_of_row, row in enumerate(rows):
+        if number_of_row:
+            table.add_row("", "")
+        for column, cell in zip(columns, row, strict=True):
+            table.add_row(Text(column), Text(cell))
+    return table
+
+
+def fitted_widths(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, gap: int) -> list[int] | None:
+    """Share a line among the columns, none narrower than its longest word; None where they do not fit."""
+    from rich.cells import cell_len
+
+    cells = [[column, *(row[index] for row in rows)] for index, column in enumerate(columns)]
+    widths = [max(map(cell_len, column)) for column in cells]
+    least = [min(_LONG_WORD, max(cell_len(word) for cell in column for word in cell.split(" "))) for column in cells]
+    excess = sum(widths) + gap * (len(columns) - 1) - width
+    if excess > sum(widths) - sum(least):
+        return None
+    for _ in range(excess):
+        widest = max(range(len(widths)), key=lambda index: (widths[index] > least[index], widths[index]))
+        widths[widest] -= 1
+    return widths
 
 
 def plain_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

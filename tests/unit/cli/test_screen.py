@@ -1,14 +1,16 @@
 """Numbers, tables and names as people see them."""
 
+import io
 import json
 import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from muonscope.cli.run_views import duration
-from muonscope.cli.screen import Screen, number, plain_table, visible
+from muonscope.cli.screen import Screen, number, plain_table, rich_table, visible
 
 
 @pytest.mark.parametrize(
@@ -50,6 +52,39 @@ def test_a_plain_table_is_aligned_and_never_cut() -> None:
 
 def test_a_plain_table_without_rows_is_its_header() -> None:
     assert plain_table(("a", "b"), []) == ["a  b"]
+
+
+def in_terminal(columns: list[str], rows: list[list[str]], width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    console.print(rich_table(columns, rows, width, title="a title"))
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined, no-any-return]
+
+
+COLUMNS = ["initial scale", "ordering", "outcome", "largest weight motion"]
+ROWS = [["65536", "master", "dies at step 17", "0"], ["65536", "ordered", "trains", "8.042"]]
+
+
+@pytest.mark.parametrize("width", [120, 60, 40, 32, 31, 20, 12])
+def test_a_terminals_table_fits_and_loses_no_word(width: int) -> None:
+    lines = in_terminal(COLUMNS, ROWS, width)
+
+    assert max(map(len, lines)) <= width
+    assert "…" not in "".join(lines)
+    if width >= 32:
+        words = set(" ".join(lines).split())
+        assert words >= {word for row in [COLUMNS, *ROWS] for cell in row for word in cell.split()}
+
+
+def test_a_table_too_narrow_for_its_words_has_its_cells_one_below_the_other() -> None:
+    lines = [line.split() for line in in_terminal(COLUMNS, ROWS, 31)]
+
+    assert lines.index(["ordering", "master"]) < lines.index(["ordering", "ordered"])
+
+
+def test_a_word_of_any_length_is_folded_and_not_cut() -> None:
+    name = "x" * 200
+
+    assert "".join("".join(in_terminal(["run", "name"], [["r1", name]], 60)).split()).count("x") == 200
 
 
 @pytest.mark.parametrize(
