@@ -21,19 +21,24 @@ PYTEST := $(TEST_ENVIRONMENT) $(BIN)/python -m pytest
 help: ## List the commands.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
+# Not quiet: minutes without a word look like a command that hangs.
+PIP_INSTALL := $(BIN)/python -m pip install --progress-bar on --disable-pip-version-check -c requirements.lock
+SAY_WHAT_COMES := echo 'downloading PyTorch, Ray, DeepSpeed and what they need into .venv: once, for some minutes.' && \
+	echo 'It takes about 1.4 GB with the CPU build of PyTorch, more with a CUDA build.'
+
 # Each stamp is newer than what it was made from: a second call has nothing to do.
 .venv/bin/python:
 	@if [ -z "$(PYTHON)" ]; then echo "Python 3.11, 3.12 or 3.13 is needed; none was found" >&2; exit 1; fi
 	$(PYTHON) -m venv .venv
 
 .venv/installed: $(INPUTS) | .venv/bin/python
-	@echo 'installing into .venv: once, for some minutes'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e .
+	@$(SAY_WHAT_COMES)
+	@$(PIP_INSTALL) -e .
 	@touch $@
 
 .venv/installed-dev: $(INPUTS) | .venv/bin/python
-	@echo 'installing into .venv: once, for some minutes'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[dev]'
+	@$(SAY_WHAT_COMES)
+	@$(PIP_INSTALL) -e '.[dev]'
 	@touch $@ .venv/installed
 
 .PHONY: install install-dev

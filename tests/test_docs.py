@@ -92,6 +92,17 @@ def test_every_target_is_explained_by_make_itself() -> None:
     assert make_targets() - {"help"} == explained - {"help"}
 
 
+@pytest.mark.parametrize("stamp", [".venv/installed", ".venv/installed-dev"])
+def test_an_install_says_what_it_downloads_and_shows_how_far_it_is(stamp: str) -> None:
+    command = ["make", "--dry-run", "--what-if=pyproject.toml", stamp]
+    planned = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+
+    assert "minutes" in planned
+    assert "1.4 GB" in planned
+    assert "--progress-bar on" in planned
+    assert "--quiet" not in planned
+
+
 @pytest.mark.parametrize("words", ENUMS, ids=lambda words: words.__name__)
 def test_the_glossary_has_every_word_of_the_contract(words: type[status.StrEnum]) -> None:
     glossary = code_of(ROOT / "docs" / "glossary.md").split("\n")

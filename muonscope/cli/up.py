@@ -77,4 +77,8 @@ def _up(given: dict[str, Any], *, drain: bool) -> int:
 
 
 def _announce(address: str) -> None:
+    from muonscope.client.settings import DEFAULT_URL
+
     print(f"Muonscope is ready at {address} (dashboard: {address}/ui/)", flush=True)
+    if address != DEFAULT_URL:
+        print(f"for the commands in another shell: export MUONSCOPE_URL={address}", flush=True)

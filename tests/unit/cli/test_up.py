@@ -1,0 +1,19 @@
+"""What `muonscope up` says when runs can be submitted."""
+
+import pytest
+
+from muonscope.cli.up import _announce
+
+
+def test_at_the_usual_address_nothing_needs_to_be_set(capsys: pytest.CaptureFixture[str]) -> None:
+    _announce("http://127.0.0.1:8800")
+
+    assert capsys.readouterr().out == (
+        "Muonscope is ready at http://127.0.0.1:8800 (dashboard: http://127.0.0.1:8800/ui/)\n"
+    )
+
+
+def test_at_another_address_the_variable_that_names_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    _announce("http://127.0.0.1:8801")
+
+    assert capsys.readouterr().out.splitlines()[1].endswith("export MUONSCOPE_URL=http://127.0.0.1:8801")
