@@ -52,7 +52,7 @@ demo: .venv/installed ## Run the thirty-step experiment from nothing and print i
 up: .venv/installed ## Start the service here, on port 8800 (ARGS="--port 8801" and others).
 	@$(BIN)/muonscope up $(ARGS)
 
-.PHONY: check format test faults mutants golden bench bench-gpu
+.PHONY: check format test faults soak mutants golden bench bench-gpu
 check: .venv/installed-dev ## Formatting, lint, types, import rules; the dashboard's types where Node's packages are.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -70,6 +70,9 @@ test: check ## The checks, then every test that needs no GPU (ARGS="-k name" and
 
 faults: .venv/installed-dev ## Kill, stop and fill things while runs train; minutes.
 	$(PYTEST) tests/faults -m 'not gpu' $(ARGS)
+
+soak: .venv/installed-dev ## Kill parts at random under short runs for two minutes (ARGS="--seconds 900 --runs 60").
+	$(TEST_ENVIRONMENT) $(BIN)/python -m tests.faults.soak $(ARGS)
 
 mutants: .venv/installed-dev ## Plant faults into copies of muon_core and see each killed; minutes (writes docs/mutants.md).
 	$(BIN)/python tests/mutation/run.py --docs docs/mutants.md $(ARGS)

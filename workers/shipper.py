@@ -25,6 +25,7 @@ from muonscope.contract.telemetry import TelemetryError, encode_batch, read_fram
 from workers.controller_client import ControllerClient, Pauses, until_answered
 from workers.errors import ControllerAway, ControllerRefused
 from workers.spool import (
+    FULL,
     SHIPPER_LOCK,
     Destination,
     Shipped,
@@ -100,7 +101,13 @@ class Shipper:
 
     def _remember(self, shipped: Shipped) -> None:
         self.shipped = shipped
-        shipped.write(self.directory)
+        try:
+            shipped.write(self.directory)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            # Whoever comes next ships once more what the controller has, and it takes a repeat as the same.
+            logger.warning("no room to note what is shipped: %s", error, extra={"action": "offset_not_kept"})
 
 
 def ship_until_done(directory: Path) -> None:

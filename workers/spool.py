@@ -32,7 +32,7 @@ SEGMENT_BYTES: Final = 64 * 1024 * 1024
 WRITER_LOCK: Final = "writer.lock"
 SHIPPER_LOCK: Final = "shipper.lock"
 _SEGMENT_NAME: Final = re.compile(r"frames-(\d{20})")
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def spool_directory(attempt_id: str) -> Path:
@@ -161,7 +161,7 @@ class SpoolWriter:
         except OSError as error:
             # No half frame stays behind: the reader would wait for its rest for ever.
             os.ftruncate(self._descriptor, self._offset - self._segment_start)
-            if error.errno in _FULL:
+            if error.errno in FULL:
                 raise SpoolFull(str(self.directory), os.strerror(error.errno)) from error
             raise
         self._offset += len(data)

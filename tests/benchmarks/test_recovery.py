@@ -14,8 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from service.controller.local_ray import end_head
-from tests.integration.service.test_on_real_ray import STEADY, Installation
+from tests.installation import STEADY, Installation
 
 pytestmark = pytest.mark.benchmark
 
@@ -25,14 +24,8 @@ RECOVER_S = 8.0
 
 @pytest.fixture
 def installation(tmp_path: Path) -> Iterator[Installation]:
-    one = Installation(tmp_path)
-    one.start()
-    yield one
-    if one.process is not None and one.process.poll() is None:
-        one.process.kill()
-        one.process.wait()
-    end_head(one.head_id())
-    one.client.close()
+    with Installation(tmp_path) as one:
+        yield one
 
 
 def _training(installation: Installation, **spec: Any) -> tuple[str, dict[str, Any]]:

@@ -1,5 +1,6 @@
 """The shipper: every record arrives once, whoever is killed or away meanwhile."""
 
+import errno
 import os
 import random
 import shutil
@@ -126,6 +127,21 @@ def test_a_damaged_spool_is_reported_and_not_shipped(tmp_path: Path) -> None:
 
         assert "damaged" in str(shipped.refused)
         assert controller.records == {}
+
+
+def test_without_room_for_the_offset_all_is_shipped_and_counted_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with running() as controller:
+        write(tmp_path, controller, range(9)).close()
+        monkeypatch.setattr(Shipped, "write", full)
+
+        settled = settle(tmp_path, patience_s=5)
+
+        assert (settled.declared, settled.shipped, len(controller.records)) == (9, 9, 9)
 
 
 def test_a_refusal_is_kept_beside_the_spool(tmp_path: Path) -> None:

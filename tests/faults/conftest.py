@@ -1,0 +1,70 @@
+"""Services to break: quick ones on a cluster in memory, and one with a real Ray that all tests of training share."""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.installation import Installation
+from tests.integration.service.fake_ray import FakeRay, fake_ray
+
+# Named, not imported: with torch, the tests that train nothing would wait for it.
+TASKS = "tests.faults.tasks:hungry,tests.faults.tasks:stubborn"
+QUICK = {"retry_backoff_s": 0.2, "stop_grace_s": 2}
+# Short enough to be waited for; a lease is three heartbeats at least.
+SHORT_LEASE = {"heartbeat_s": 1, "lease_s": 6}
+TRAINING = {**QUICK, "heartbeat_s": 2, "lease_s": 10, "stall_limit_s": 8, "allow_tasks": TASKS}
+
+
+@pytest.fixture
+def ray() -> Iterator[FakeRay]:
+    with fake_ray(gpus=2.0) as one:
+        yield one
+
+
+@pytest.fixture
+def install(ray: FakeRay, tmp_path: Path) -> Iterator[Callable[..., Installation]]:
+    """Make installations on the cluster in memory; each is ended with the test."""
+    with ExitStack() as stack:
+
+        def make(**options: Any) -> Installation:
+            settings = {**QUICK, **options.pop("settings", {})}
+            one = Installation(tmp_path / "home", ray=ray, settings=settings, **options)
+            stack.callback(one.close)
+            return one
+
+        yield make
+
+
+@pytest.fixture
+def service(install: Callable[..., Installation]) -> Installation:
+    """A service that is ready, on a cluster in memory."""
+    one = install()
+    one.start()
+    return one
+
+
+@pytest.fixture(scope="session")
+def libc_faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library that stands before the C library and lies to a program."""
+    built = tmp_path_factory.mktemp("libc") / "faults.so"
+    source = Path(__file__).with_name("libc_faults.c")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-Wall", "-o", built, source, "-ldl"], check=True, timeout=60)
+    return built
+
+
+@pytest.fixture(scope="session")
+def training_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    # Short: Ray's sockets lie below it.
+    with Installation(tmp_path_factory.mktemp("f"), settings=TRAINING) as one:
+        yield one
+
+
+@pytest.fixture
+def training(training_service: Installation) -> Iterator[Installation]:
+    """A service and its Ray that really train, shared: no test leaves a run to the next one."""
+    yield training_service
+    training_service.stop_all()
