@@ -21,7 +21,7 @@ from sqlalchemy import create_engine, text
 from tests.faults.conftest import SHORT_LEASE
 from tests.installation import Installation, working
 from tests.integration.service.fake_ray import FakeRay
-from tests.postgres import binaries, fresh_database, server
+from tests.postgres import binaries, server
 from tests.unit.service.test_bad_input import HOSTILE, JSON
 
 Install = Callable[..., Installation]
@@ -125,7 +125,8 @@ def test_f7_while_the_database_is_locked_nothing_is_accepted_and_no_row_is_lost(
             worker.record(50)
             began = time.monotonic()
             refused = service.client.post("/runs", json={})
-            assert time.monotonic() - began < 15
+            # Behind one other writer's wait for the lock comes its own, of ten seconds each.
+            assert time.monotonic() - began < 30
             assert (refused.status_code, bool(refused.headers["Retry-After"])) == (503, True)
             assert service.client.get("/healthz").status_code == 200
             assert len(service.client.get("/runs").json()["runs"]) == 1
@@ -166,7 +167,7 @@ class Postgres:
 
 
 def test_f7_while_postgresql_is_stopped_nothing_is_accepted_and_no_row_is_lost(install: Install) -> None:
-    with server() as maintenance, fresh_database(maintenance) as url:
+    with server() as url:
         one = install(settings={"database_url": url})
         one.start()
         run_id = one.submit(world_size=1, steps=100)
@@ -174,7 +175,7 @@ def test_f7_while_postgresql_is_stopped_nothing_is_accepted_and_no_row_is_lost(i
             worker.record(50)
             worker.ship()
             one.wait(lambda: len(one.steps(run_id)) == 50, 20, "the first rows")
-            postgres = Postgres(maintenance)
+            postgres = Postgres(url)
             postgres.stop()
             worker.record(50)
             refused = one.client.post("/runs", json={})
