@@ -18,6 +18,17 @@ QUICK = {"retry_backoff_s": 0.2, "stop_grace_s": 2}
 SHORT_LEASE = {"heartbeat_s": 1, "lease_s": 6}
 TRAINING = {**QUICK, "heartbeat_s": 2, "lease_s": 10, "stall_limit_s": 8, "allow_tasks": TASKS}
 
+# Of the faults that take long, what `make test` injects as well: the promise that all others rest on.
+ALWAYS = "test_f1_a_killed_controller_adopts_its_run_and_the_record_is_whole"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what trains, fills disks or waits for locks: minutes, for `make faults`."""
+    for item in items:
+        is_long = "training" in getattr(item, "fixturenames", ()) or item.name.startswith(("test_f7", "test_f8"))
+        if item.path.is_relative_to(Path(__file__).parent) and is_long and item.name != ALWAYS:
+            item.add_marker(pytest.mark.faults)
+
 
 @pytest.fixture
 def ray() -> Iterator[FakeRay]:
