@@ -22,9 +22,10 @@ help: ## List the commands.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 # Not quiet: minutes without a word look like a command that hangs.
-PIP_INSTALL := $(BIN)/python -m pip install --progress-bar on --disable-pip-version-check -c requirements.lock
-SAY_WHAT_COMES := echo 'downloading PyTorch, Ray, DeepSpeed and what they need into .venv: once, for some minutes.' && \
-	echo 'It takes about 1.4 GB with the CPU build of PyTorch, more with a CUDA build.'
+# What is said of it goes where errors go: what `make demo ARGS=--json` prints is read by programs.
+PIP_INSTALL := >&2 $(BIN)/python -m pip install --progress-bar on --disable-pip-version-check -c requirements.lock
+SAY_WHAT_COMES := echo 'downloading PyTorch, Ray, DeepSpeed and what they need into .venv: once, for some minutes.' >&2 && \
+	echo 'It takes about 1.4 GB with the CPU build of PyTorch, more with a CUDA build.' >&2
 
 # Each stamp is newer than what it was made from: a second call has nothing to do.
 .venv/bin/python:
