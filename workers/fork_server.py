@@ -58,6 +58,7 @@ class ForkServer:
 
     def __init__(self, path: Path, raylet_pid: int | None, sources: str) -> None:
         self._path = path
+        self._pid = os.getpid()
         self._raylet = None if raylet_pid is None else (raylet_pid, process_birth(raylet_pid))
         self._sources = sources
         self._sources_checked_at = time.monotonic()
@@ -151,10 +152,13 @@ class ForkServer:
 
     def _become_rank(self, client: socket.socket, descriptors: list[int]) -> None:
         """The rest of a rank's life; does not return."""
-        status = 1
+        status, server = 1, self._pid
         try:
             # Before anything else: a rank must not outlive the server that would kill it.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != server:
+                # It died in between: no signal will come for that.
+                return
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._selector.close()

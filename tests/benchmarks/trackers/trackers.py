@@ -6,6 +6,7 @@ Loaded by the yardstick under each tracker's own interpreter: nothing is importe
 import os
 import struct
 import time
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,25 +15,29 @@ from typing import Any
 Values = dict[str, float]
 
 
-class Tracker:
+class Tracker(ABC):
     """`open`, `log` for each step, `close`: everything is durable when it returns. `count`: readable steps."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    @abstractmethod
     def open(self) -> None:
-        raise NotImplementedError
+        """Begin a run."""
 
+    @abstractmethod
     def log(self, step: int, values: Values) -> None:
-        raise NotImplementedError
+        """Log one step."""
 
+    @abstractmethod
     def close(self) -> None:
-        raise NotImplementedError
+        """Return once all that was logged is durable."""
 
+    @abstractmethod
     def count(self) -> int:
-        raise NotImplementedError
+        """Return how many steps can be read back."""
 
-    def shutdown(self) -> None:
+    def shutdown(self) -> None:  # noqa: B027 - most have nothing to end
         """End what `open` started beside this process."""
 
 
