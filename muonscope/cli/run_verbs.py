@@ -1,4 +1,4 @@
-"""Verbs about runs: submit, run, ls, show, watch, compare, logs, stop, retry, export."""
+"""Verbs about runs: submit, run, ls, show, watch, compare, logs, stop, retry, tag, export."""
 
 import json
 import sys
@@ -23,17 +23,27 @@ _PANEL = "Runs"
 
 def add_to(app: typer.Typer) -> None:
     """Register this module's verbs."""
-    verbs = (submit, run, ls, show, watch, compare, logs, stop, retry, export)
+    verbs = (submit, run, ls, show, watch, compare, logs, stop, retry, tag, export)
     for verb in verbs:
         app.command(verb.__name__, rich_help_panel=_PANEL)(verb)
 
 
-def submit(spec: SpecPath, url: Url = None, as_json: Json = False) -> None:
+def submit(
+    spec: SpecPath,
+    check: Annotated[bool, typer.Option("--check", help="Only say whether the service would take it.")] = False,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
     """Queue a run and print its id."""
     from muonscope.cli.spec_files import read_spec
 
     screen = Screen(as_json)
     with open_client(url) as client:
+        if check:
+            valid = client.runs.validate(read_spec(spec))
+            return (
+                screen.json(valid) if as_json else screen.line(f"would be accepted, fingerprint {valid['fingerprint']}")
+            )
         queued = client.runs.submit(read_spec(spec))
     if as_json:
         screen.json(queued)
@@ -176,6 +186,30 @@ def retry(run_id: RunId, url: Url = None, as_json: Json = False) -> None:
         screen.json(retried)
     else:
         screen.line(f"{retried.id} is {retried.status}")
+
+
+def tag(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="The runs' ids.")],
+    add: Annotated[
+        list[str] | None, typer.Option("--add", "-a", metavar="TAG", help="Put on; may be repeated.")
+    ] = None,
+    remove: Annotated[
+        list[str] | None, typer.Option("--remove", "-r", metavar="TAG", help="Take off; may be repeated.")
+    ] = None,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Put tags on runs and take tags off them, waiting, live or ended."""
+    if not add and not remove:
+        raise typer.BadParameter("give a tag to --add or to --remove", param_hint="--add / --remove")
+    screen = Screen(as_json)
+    with open_client(url) as client:
+        changed = [client.runs.tag(run_id, add=add or (), remove=remove or ()) for run_id in runs]
+    if as_json:
+        screen.json(changed)
+        return
+    for each in changed:
+        screen.line(f"{each.id} carries {', '.join(each.tags) or 'no tags'}")
 
 
 def export(

@@ -235,6 +235,10 @@ class AsyncRuns:
         """Queue a run. Sent again after a failure on the way, with the same key, it stays one run."""
         return await self._client.send(calls.submit_run(spec, idempotency_key))
 
+    async def validate(self, spec: Spec) -> dict[str, Any]:
+        """Return the spec as it would be stored, with its fingerprint. Raises what `submit` would; queues nothing."""
+        return await self._client.send(calls.validate_run(spec))
+
     async def get(self, run_id: str) -> Run:
         return await self._client.send(calls.get_run(run_id))
 
@@ -267,6 +271,10 @@ class AsyncRuns:
     async def retry(self, run_id: str) -> Run:
         """Queue a failed or stopped run again, for another attempt under the same id."""
         return await self._client.send(calls.retry_run(run_id))
+
+    async def tag(self, run_id: str, *, add: Sequence[str] = (), remove: Sequence[str] = ()) -> Run:
+        """Put tags on a run and take tags off it, whatever its status; twice is the same as once."""
+        return await self._client.send(calls.tag_run(run_id, add, remove))
 
     async def clone(self, run_id: str, *, idempotency_key: str | None = None) -> Run:
         """Queue a new run with the same spec."""

@@ -58,6 +58,10 @@ def submit_run(spec: Spec, idempotency_key: str | None = None) -> Call[Run]:
     )
 
 
+def validate_run(spec: Spec) -> Call[dict[str, Any]]:
+    return Call("POST", "/runs/validate", dict, body=_json_of(spec))
+
+
 def get_run(run_id: str) -> Call[Run]:
     return Call("GET", f"/runs/{_segment(run_id)}", Run.model_validate)
 
@@ -75,6 +79,11 @@ def stop_run(run_id: str) -> Call[Run]:
 
 def retry_run(run_id: str) -> Call[Run]:
     return Call("POST", f"/runs/{_segment(run_id)}/retry", Run.model_validate, is_repeatable=False)
+
+
+def tag_run(run_id: str, add: Sequence[str], remove: Sequence[str]) -> Call[Run]:
+    body = {"add_tags": list(add), "remove_tags": list(remove)}
+    return Call("PATCH", f"/runs/{_segment(run_id)}", Run.model_validate, body=body)
 
 
 def clone_run(run_id: str, idempotency_key: str | None = None) -> Call[Run]:

@@ -230,6 +230,10 @@ class Runs:
         """Queue a run. Sent again after a failure on the way, with the same key, it stays one run."""
         return self._client.send(calls.submit_run(spec, idempotency_key))
 
+    def validate(self, spec: Spec) -> dict[str, Any]:
+        """Return the spec as it would be stored, with its fingerprint. Raises what `submit` would; queues nothing."""
+        return self._client.send(calls.validate_run(spec))
+
     def get(self, run_id: str) -> Run:
         return self._client.send(calls.get_run(run_id))
 
@@ -261,6 +265,10 @@ class Runs:
     def retry(self, run_id: str) -> Run:
         """Queue a failed or stopped run again, for another attempt under the same id."""
         return self._client.send(calls.retry_run(run_id))
+
+    def tag(self, run_id: str, *, add: Sequence[str] = (), remove: Sequence[str] = ()) -> Run:
+        """Put tags on a run and take tags off it, whatever its status; twice is the same as once."""
+        return self._client.send(calls.tag_run(run_id, add, remove))
 
     def clone(self, run_id: str, *, idempotency_key: str | None = None) -> Run:
         """Queue a new run with the same spec."""

@@ -9,7 +9,7 @@ import json
 import math
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from muonscope.contract.refusals import SUPPORTED_ORDERINGS as SUPPORTED_ORDERINGS
 from muonscope.contract.refusals import unsupported_reason as unsupported_reason
@@ -52,6 +52,16 @@ def _plain_text(value: str) -> str:
 
 
 PlainText = Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
+
+
+def _plain_tag(value: str) -> str:
+    if not value.strip():
+        raise ValueError("a tag must not be blank; give it a word")
+    return _plain_text(value)
+
+
+PlainTag = Annotated[PlainText, AfterValidator(_plain_tag)]
+"""A tag to put on a run that was accepted."""
 
 
 class SimpleModelTask(_Part):

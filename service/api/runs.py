@@ -3,8 +3,9 @@
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Body, Header, Path, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
 
-from muonscope.contract.run_spec import BUILT_IN_TASKS, RunSpec
+from muonscope.contract.run_spec import BUILT_IN_TASKS, PlainTag, PlainText, RunSpec
 from muonscope.contract.status import RunStatus
 from service.api.dependencies import (
     CallerDependency,
@@ -13,13 +14,15 @@ from service.api.dependencies import (
     DatabaseDependency,
     SettingsDependency,
 )
-from service.api.schemas import PROBLEMS, RunOut, RunsOut, present_run, present_runs
+from service.api.schemas import PROBLEMS, RunCountsOut, RunOut, RunsOut, ValidRunOut, present_run, present_runs
 from service.errors import IllegalTransition, InvalidInput
 from service.settings import Settings
+from service.store.census import count_runs
 from service.store.models import Run
 from service.store.queue import QueueRepository
-from service.store.runs import RunRepository
+from service.store.runs import RunRepository, stated
 from service.store.session import Session
+from service.store.tags import MAX_TAGS, TagRepository
 
 router = APIRouter(tags=["runs"], responses=PROBLEMS)
 
@@ -38,6 +41,19 @@ _SPEC_EXAMPLE: Final[dict[str, Any]] = {
     "optimizer": {"lr": 0.05},
     "steps": 30,
 }
+
+
+SearchText = Annotated[str, Query(description="Search: free text, or fields such as status:failed ordering:master")]
+
+
+class RunChange(BaseModel):
+    """What may change of a run that was accepted: how it is found again, never what it trains."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    add_tags: list[PlainTag] = Field(default_factory=list, max_length=MAX_TAGS)
+    remove_tags: list[PlainText] = Field(default_factory=list, max_length=MAX_TAGS)
+    """Tags that the run does not carry are passed over."""
 
 
 @router.post("/runs", status_code=201, response_model=RunOut)
@@ -65,10 +81,22 @@ def submit_run(
     return shown
 
 
+@router.post("/runs/validate", summary="Say whether a spec would be accepted, and queue nothing")
+def validate_run(
+    spec: Annotated[RunSpec, Body(examples=[_SPEC_EXAMPLE])],
+    settings: SettingsDependency,
+    controller: ControllerDependency,
+) -> ValidRunOut:
+    """Refuses what POST /runs refuses of a spec, with the same answer; a drained queue is no matter of the spec."""
+    check_runnable(spec, settings, controller)
+    stored = stated(spec)
+    return ValidRunOut(spec=stored.model_dump(mode="json"), fingerprint=stored.fingerprint())
+
+
 @router.get("/runs", response_model=RunsOut)
 def list_runs(
     database: DatabaseDependency,
-    q: Annotated[str, Query(description="Search: free text, or fields such as status:failed ordering:master")] = "",
+    q: SearchText = "",
     sort: Annotated[str, Query(max_length=64, description="A field, with - before it for descending.")] = "-created_at",
     cursor: Annotated[str | None, Query(max_length=2048)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
@@ -81,10 +109,36 @@ def list_runs(
     return RunsOut(runs=shown, next_cursor=page.next_cursor)
 
 
+# Before /runs/{run_id}, which would take it for a run's id; ids are longer.
+@router.get("/runs/counts", summary="Count the runs that a search finds, by status and by verdict")
+def read_counts(database: DatabaseDependency, q: SearchText = "") -> RunCountsOut:
+    with database.read() as session:
+        counts = count_runs(session, q)
+    return RunCountsOut(total=counts.total, statuses=counts.statuses, verdicts=counts.verdicts)
+
+
 @router.get("/runs/{run_id}", response_model=RunOut)
 def read_run(run_id: RunId, database: DatabaseDependency) -> RunOut:
     with database.read() as session:
         return _present(session, RunRepository(session).get(run_id))
+
+
+@router.patch("/runs/{run_id}", summary="Put tags on a run, or take tags off it, whatever its status")
+def change_run(
+    run_id: RunId,
+    change: Annotated[RunChange, Body(examples=[{"add_tags": ["night"], "remove_tags": ["draft"]}])],
+    database: DatabaseDependency,
+    controller: ControllerDependency,
+    caller: CallerDependency,
+) -> RunOut:
+    """Sent twice it has the effect of sending it once. The spec keeps the tags it was submitted with."""
+    with database.write() as session:
+        run = RunRepository(session).get(run_id)
+        is_changed = TagRepository(session).change(run, add=change.add_tags, remove=change.remove_tags, who=caller)
+        shown = _present(session, run)
+    if is_changed:
+        controller.wake()  # limits count GPUs by tag
+    return shown
 
 
 @router.post("/runs/{run_id}/stop", status_code=202, response_model=RunOut)

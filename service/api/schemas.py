@@ -117,6 +117,20 @@ class RunsOut(Out):
     next_cursor: str | None
 
 
+class ValidRunOut(Out):
+    """A spec that would be accepted now, as it would be stored."""
+
+    spec: dict[str, Any]
+    fingerprint: str
+
+
+class RunCountsOut(Out):
+    total: int
+    statuses: dict[RunStatus, int]
+    verdicts: dict[Verdict, int]
+    """Runs that have none are in no verdict's count."""
+
+
 class EventOut(Out):
     id: int
     run_id: str | None

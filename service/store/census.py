@@ -1,4 +1,4 @@
-"""Counts over the whole store, for monitoring: each one query, none of which reads a step."""
+"""Counts over the whole store, for monitoring and above the run table: each one query, none of which reads a step."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,8 @@ from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
 from muonscope.contract.status import AttemptStatus, RunStatus, Verdict
-from service.store.models import Attempt, Event, Run
+from service.store import search
+from service.store.models import Attempt, Event, Run, RunSummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,29 @@ def take_census(session: Session) -> Census:
     for kind, count in session.execute(told):
         wrong[kind] = count
     return Census(runs, verdicts, attempts, steps, wrong.get("alarm", 0), wrong.get("gap", 0), _size(session))
+
+
+@dataclass(frozen=True, slots=True)
+class RunCounts:
+    total: int
+    statuses: dict[RunStatus, int]
+    verdicts: dict[Verdict, int]
+
+
+def count_runs(session: Session, q: str = "") -> RunCounts:
+    """Count the runs that a search finds, by status and by verdict.
+
+    Raises:
+        InvalidInput: a search that is none, as `search.py` says.
+    """
+    query = select(Run.status, Run.verdict, func.count()).join(RunSummary, RunSummary.run_id == Run.id)
+    query = query.where(*search.conditions(q)).group_by(Run.status, Run.verdict)
+    statuses, verdicts = dict.fromkeys(RunStatus, 0), dict.fromkeys(Verdict, 0)
+    for status, verdict, count in session.execute(query):
+        statuses[status] += count
+        if verdict is not None:
+            verdicts[verdict] += count
+    return RunCounts(sum(statuses.values()), statuses, verdicts)
 
 
 def _size(session: Session) -> int:

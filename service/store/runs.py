@@ -97,7 +97,7 @@ class RunRepository:
             Conflict: the key was used for another spec.
             InvalidInput: the key is empty or too long.
         """
-        spec = _stated(spec)
+        spec = stated(spec)
         document = spec.model_dump(mode="json")
         request_hash = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
         if idempotency_key is not None:
@@ -352,7 +352,7 @@ class RunRepository:
         return self.last_revision() + 1
 
 
-def _stated(spec: RunSpec) -> RunSpec:
+def stated(spec: RunSpec) -> RunSpec:
     """Say in the spec what it leaves to its implementation: a stored spec has no unset fields to tell a default by."""
     leaves_it = spec.gradient_clipping and "clip_scope" not in spec.model_fields_set
     if spec.implementation is Implementation.DEEPSPEED and leaves_it:

@@ -61,7 +61,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeService]:
             self.end_headers()
             self.wfile.write(content)
 
-        do_GET = do_POST = _answer
+        do_GET = do_POST = do_PATCH = _answer
 
         def log_message(self, format: str, *arguments: object) -> None:
             """Keep the test's output to what the command prints."""

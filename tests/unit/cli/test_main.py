@@ -10,7 +10,7 @@ import pytest
 from tests.unit.cli.conftest import RunCommand
 from tests.unit.client.fake_service import FakeService, problem
 
-RUN_VERBS = ("submit", "run", "ls", "show", "watch", "compare", "logs", "stop", "retry", "export")
+RUN_VERBS = ("submit", "run", "ls", "show", "watch", "compare", "logs", "stop", "retry", "tag", "export")
 VERBS = ("up", *RUN_VERBS, "experiment", "doctor", "db")
 
 

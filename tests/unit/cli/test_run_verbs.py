@@ -297,6 +297,32 @@ def test_stop_and_retry_ask_for_it(verb: str, command: RunCommand, service: Fake
     assert service.paths() == [f"POST /runs/r1/{verb}"]
 
 
+def test_a_checked_spec_is_not_submitted(command: RunCommand, service: FakeService, tmp_path: Path) -> None:
+    service.answers["POST", "/runs/validate"] = {"spec": {}, "fingerprint": "f00"}
+    path = tmp_path / "spec.yaml"
+    path.write_text("steps: 3\n")
+
+    assert command("submit", str(path), "--check").out == "would be accepted, fingerprint f00\n"
+    assert service.paths() == ["POST /runs/validate"]
+
+
+def test_tags_go_on_and_off_several_runs(command: RunCommand, service: FakeService) -> None:
+    for run_id in ("r1", "r2"):
+        service.answers["PATCH", f"/runs/{run_id}"] = run_json(id=run_id, tags=["night"])
+
+    result = command("tag", "r1", "r2", "--add", "night", "--remove", "draft")
+
+    assert result.out.splitlines() == ["r1 carries night", "r2 carries night"]
+    assert [json.loads(request.content) for request in service.requests] == [
+        {"add_tags": ["night"], "remove_tags": ["draft"]}
+    ] * 2
+
+
+def test_tagging_with_no_tag_is_misuse(command: RunCommand, service: FakeService) -> None:
+    assert command("tag", "r1").code == 2
+    assert service.requests == []
+
+
 def test_stopping_what_is_over_is_an_error_with_the_services_words(command: RunCommand, service: FakeService) -> None:
     service.answers["POST", "/runs/r1/stop"] = problem(409, "The status does not allow this", detail="r1 has succeeded")
 

@@ -61,6 +61,38 @@ def test_a_key_with_another_spec_is_refused(client: Client) -> None:
     assert len(client.get("/runs").json()["runs"]) == 1
 
 
+def test_a_valid_spec_is_said_to_be_and_nothing_is_queued(client: Client) -> None:
+    spec = {
+        "name": "first",
+        "steps": 3,
+        "implementation": "deepspeed",
+        "step_ordering": "master",
+        "gradient_clipping": 1.0,
+    }
+    answer = client.post("/runs/validate", json=spec)
+    assert answer.status_code == 200
+    assert client.get("/runs").json()["runs"] == []
+    accepted = client.post("/runs", json=spec).json()
+    assert answer.json() == {"spec": accepted["spec"], "fingerprint": accepted["fingerprint"]}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"steps": 0},
+        {"stepz": 3},
+        {"world_size": 64},
+        {"implementation": "deepspeed", "step_ordering": "ordered"},
+        {"task": {"name": "module:function"}},
+    ],
+)
+def test_validation_refuses_what_submission_refuses_in_the_same_words(client: Client, spec: dict[str, object]) -> None:
+    client.get("/readyz")  # the cluster is known: what is too large for it is refused
+    validated, submitted = (client.post(path, json=spec) for path in ("/runs/validate", "/runs"))
+    assert (validated.status_code, validated.json()) == (submitted.status_code, submitted.json())
+    assert validated.status_code == 422
+
+
 @pytest.mark.parametrize("key", ["", "k" * 256])
 def test_an_unusable_key_is_refused(client: Client, key: str) -> None:
     assert client.post("/runs", json={}, headers={"Idempotency-Key": key}).status_code == 422

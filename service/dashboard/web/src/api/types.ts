@@ -23,6 +23,9 @@ export type RunSummary = Schemas["SummaryOut"];
 export type Attempt = Schemas["AttemptOut"];
 export type Run = Omit<Schemas["RunOut"], "spec"> & { spec: RunSpec };
 export type RunPage = { runs: Run[]; next_cursor: string | null };
+export type LoadSample = Schemas["LoadOut"];
+export type LoadPage = Schemas["LoadsOut"];
+export type RunCounts = Schemas["RunCountsOut"];
 export type RunEvent = Schemas["EventOut"];
 
 export type Step = Schemas["StepOut"];
@@ -38,5 +41,7 @@ export type Comparison = Schemas["CompareOut"];
 export type Experiment = Omit<Schemas["ExperimentOut"], "runs"> & { runs: Run[] };
 export type Cluster = Schemas["ClusterOut"];
 
-/** RFC 9457, as far as an answer carries it: a proxy's has a status alone. */
-export type Problem = Partial<Schemas["Problem"]> & Pick<Schemas["Problem"], "title" | "status">;
+type Refused = Pick<Schemas["Problem"], "detail" | "field" | "remedy">;
+
+/** RFC 9457, as far as an answer carries it: a proxy's has a status alone. Several things wrong with a body are `errors`. */
+export type Problem = Partial<Schemas["Problem"]> & Pick<Schemas["Problem"], "title" | "status"> & { errors?: Refused[] };
