@@ -84,6 +84,10 @@ golden: .venv/installed-dev ## Hold the golden numbers against this machine.
 bench: .venv/installed-dev ## Print measured numbers on the CPU.
 	$(PYTEST) tests/benchmarks -s -m 'benchmark and not gpu and not multi_gpu' $(ARGS)
 
+.PHONY: screenshots
+screenshots: .venv/installed-dev ## Train the published table and take the pictures in docs/screenshots (ARGS=--only ...).
+	$(TEST_ENVIRONMENT) $(BIN)/python -m tests.web.screenshots $(ARGS)
+
 bench-gpu: .venv/installed-dev ## Print measured numbers on this machine's GPUs.
 	$(BIN)/python -m pytest tests/benchmarks -s -m 'benchmark and (gpu or multi_gpu)' $(ARGS)
 

@@ -1,58 +1,39 @@
 """The real application on a real socket, a cluster in memory, and Debian's Chromium in front of it."""
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page
 
-from service.dashboard import views
+from tests.browser import launched, missing
 from tests.unit.controller.fakes import FakeLauncher
 from tests.unit.service.live import serving
 from tests.web.scripted_worker import ScriptedWorker
 
-CHROMIUM_ARGUMENTS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 MARKUP_NAME = "<img src=x onerror=alert(1)>"
 _WAIT_S = 15.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
-    missing = _missing()
-    if missing and os.environ.get("CI"):
+    lacking = missing()
+    if lacking and os.environ.get("CI"):
         # Where everything is installed on purpose, a test that does not run is a failure.
-        raise pytest.UsageError(missing)
-    if missing:
+        raise pytest.UsageError(lacking)
+    if lacking:
         for item in items:
             if here in item.path.parents:
-                item.add_marker(pytest.mark.skip(reason=missing))
-
-
-def _chromium() -> str | None:
-    return os.environ.get("MUONSCOPE_TEST_CHROMIUM") or shutil.which("chromium")
-
-
-def _missing() -> str | None:
-    if _chromium() is None:
-        return "Chromium is not installed: apt-get install chromium"
-    if not (views.static_folder() / "index.html").is_file():
-        return "the dashboard is not built: npm --prefix service/dashboard/web run build"
-    return None
+                item.add_marker(pytest.mark.skip(reason=lacking))
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=_chromium(), args=CHROMIUM_ARGUMENTS)
+    with launched() as browser:
         yield browser
-        browser.close()
 
 
 class Watched:
@@ -105,13 +86,13 @@ class Site:
         made.raise_for_status()
         return str(made.json()["id"])
 
-    def worker(self, run_id: str) -> ScriptedWorker:
+    def worker(self, run_id: str, words: str = "scripted") -> ScriptedWorker:
         """Wait until the controller has submitted the run's attempt, and enrol in its place."""
         deadline = time.monotonic() + _WAIT_S
         while True:
             for submission_id, request in self.launcher.requests.items():
                 if submission_id.startswith(f"run-{run_id}-"):
-                    worker = ScriptedWorker(self.client, submission_id, request.enrolment_token)
+                    worker = ScriptedWorker(self.client, submission_id, request.enrolment_token, words)
                     worker.tell_facts()
                     return worker
             assert time.monotonic() < deadline, f"run {run_id} was never submitted"
@@ -129,7 +110,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             site.worker(run["id"]).finish()
             key = f"z{run['spec']['zero_stage']}-{run['spec']['loss_scale']['initial_power']}"
             site.names[f"{key}-{run['spec']['step_ordering']}"] = run["id"]
-        markup = site.submit(name=MARKUP_NAME, steps=30, tags=[MARKUP_NAME], notes=MARKUP_NAME)
-        site.worker(markup).finish()
-        site.names["markup"] = markup
+        base = {"world_size": 2, "steps": 30, "tags": [MARKUP_NAME], "notes": MARKUP_NAME}
+        base["loss_scale"] = {"initial_power": 16}
+        matrix = {"step_ordering": ["master", "ordered"]}
+        body = {"name": MARKUP_NAME, "base": {**base, "name": MARKUP_NAME}, "matrix": matrix}
+        marked = client.post("/experiments", json=body).json()
+        for run in marked["runs"]:
+            site.worker(run["id"], MARKUP_NAME).finish()
+        site.names["markup experiment"] = marked["id"]
+        site.names["markup"], site.names["other markup"] = (run["id"] for run in marked["runs"])
         yield site

@@ -15,7 +15,9 @@ PARAMETERS = [f"linears.{layer}.{kind}" for layer in range(5) for kind in ("weig
 class ScriptedWorker:
     """Plays one attempt: `SimpleModel`'s death under master, its recovery under ordered."""
 
-    def __init__(self, client: httpx.Client, submission_id: str, enrolment_token: str) -> None:
+    def __init__(self, client: httpx.Client, submission_id: str, enrolment_token: str, words: str = "scripted") -> None:
+        """Enrol. `words` is what it says of itself wherever a worker group may say something."""
+        self._words = words
         self._client = client
         self._path = f"/attempts/{submission_id}"
         enrolled = self._post("enrol", {"token": enrolment_token}).json()
@@ -30,20 +32,35 @@ class ScriptedWorker:
         return answer
 
     def tell_facts(self) -> None:
+        names = PARAMETERS if self._words == "scripted" else [*PARAMETERS[:-1], self._words]
         parameters = [
             {
                 "index": index, "name": name, "shape": [128, 128] if name.endswith("weight") else [128],
-                "route": "muon" if name.endswith("weight") else "adamw", "reason": "scripted",
+                "route": "muon" if name.endswith("weight") else "adamw", "reason": self._words,
             }
-            for index, name in enumerate(PARAMETERS)
+            for index, name in enumerate(names)
         ]  # fmt: skip
-        ranks = [{"rank": rank, "node": "here", "pid": 1 + rank, "device": "scripted"} for rank in (0, 1)]
-        facts = {
+        ranks = [{"rank": rank, "node": "here", "pid": 1 + rank, "device": self._words} for rank in (0, 1)]
+        self._facts = {
             "parameters": parameters, "ranks": ranks, "momentum_unit": "unscaled", "data_hash": "d",
             "initial_parameters_hash": "p",
         }  # fmt: skip
-        self._post("facts", facts, self._headers)
+        self._post("facts", self._facts, self._headers)
         self._post("heartbeat", {"status": "running"}, self._headers)
+
+    def report_load(self, begun_at: float) -> None:
+        """Ship two moments of both ranks' load, in the first and in the sixth step's time."""
+        facts = {**self._facts, "phases": {"first_step": begun_at}}
+        self._post("facts", facts, self._headers)
+        samples = [
+            {
+                "rank": rank, "at": begun_at + 0.1 * moment, "cpu_percent": 90.0 + rank, "memory_bytes": 2**30,
+                "node_cpu_percent": 50.0, "node_memory_bytes": 2**33, "node_memory_total_bytes": 2**36,
+                "gpu_percent": 75.0 + 5 * moment, "gpu_memory_bytes": 3 * 2**30, "gpu_memory_total_bytes": 2**36,
+            }
+            for moment in (0, 1) for rank in (0, 1)
+        ]  # fmt: skip
+        self._post("load", {"samples": samples}, self._headers)
 
     def record(self, count: int) -> None:
         """Ship the next steps of the script."""
@@ -56,7 +73,7 @@ class ScriptedWorker:
         """Ship what is left and end as the script ends."""
         self.record(self.spec["steps"])
         dies = self._dies
-        failure = {"kind": "loss_scale_exhausted", "step": self._next, "message": "scripted"} if dies else None
+        failure = {"kind": "loss_scale_exhausted", "step": self._next, "message": self._words} if dies else None
         final = {
             "parameters_moved": 0 if dies else 10, "parameters_total": 10, "muon_parameters_moved": 0 if dies else 5,
             "muon_parameters_total": 5, "max_weight_motion": 0.0 if dies else 0.4548, "nonfinite_parameters": 0,

@@ -1,6 +1,7 @@
 """The dashboard's pages in a browser, on the real application with records of eleven runs."""
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,23 +76,27 @@ def grave_violations(page: Page) -> list[str]:
     ]
 
 
-def test_a_name_that_is_markup_is_text_wherever_it_stands(site: Site, open_page: Open) -> None:
-    run, other = site.names["markup"], site.names["z1-16-ordered"]
-    for path in (
-        "/ui/runs?group=tag",
-        f"/ui/runs/{run}",
-        f"/ui/runs/{run}?view=config",
-        f"/ui/compare?a={run}&b={other}",
-        f"/ui/submit?from={run}",
-    ):
-        watched = open_page(path)
-        settle(watched.page)
-        if "submit" in path:
-            expect(watched.page.get_by_label("name", exact=True).first).to_have_value(MARKUP_NAME)
-        else:
-            expect(watched.page.get_by_text(MARKUP_NAME).first).to_be_visible()
-        assert watched.page.locator("img").count() == 0
-        assert watched.dialogs == []
+@pytest.mark.parametrize("name", [name for name in PAGES if name != "unknown"])
+def test_a_name_that_is_markup_is_text_on_every_page(site: Site, open_page: Open, name: str) -> None:
+    run, other, experiment = (site.names[each] for each in ("markup", "other markup", "markup experiment"))
+    waiting = site.submit(name=MARKUP_NAME, world_size=8, steps=3, tags=[MARKUP_NAME])
+    path = {
+        "runs": "/ui/runs?group=tag",
+        "compare": f"/ui/compare?a={run}&b={other}",
+        "experiment": f"/ui/experiments/{experiment}",
+        "submit": f"/ui/submit?from={run}",
+        "yaml": f"/ui/submit?from={run}&as=yaml",
+    }.get(name) or paths(site)[name].replace(site.names["z1-16-master"], run)
+    watched = open_page(path)
+    settle(watched.page)
+    if name in ("submit", "yaml"):
+        field = watched.page.get_by_label("Spec as YAML" if name == "yaml" else "name", exact=True).first
+        assert MARKUP_NAME in field.input_value()
+    else:
+        expect(watched.page.get_by_text(MARKUP_NAME).first).to_be_visible()
+    assert watched.page.locator("img").count() == 0
+    assert watched.dialogs == []
+    site.client.post(f"/runs/{waiting}/stop")
 
 
 def test_the_table_shows_the_death_and_the_recovery(site: Site, open_page: Open) -> None:
@@ -118,6 +123,33 @@ def test_filter_select_and_compare_need_no_mouse(site: Site, open_page: Open) ->
     expect(page.get_by_text("First divergence at step 0.")).to_be_visible()
     chosen = {site.names["z1-16-master"], site.names["z1-16-ordered"]}
     assert all(run_id in page.url for run_id in chosen)
+
+
+def test_the_segments_count_the_runs_that_the_filter_finds(site: Site, open_page: Open) -> None:
+    page = open_page("/ui/runs?q=thirty").page
+    segments = page.get_by_role("group", name="Which runs")
+    expect(segments).to_contain_text("All 8")
+    expect(segments).to_contain_text("Died 2")
+    expect(segments).to_contain_text("Trains 6")
+    segments.get_by_role("button", name="Died").click()
+    expect(page.locator(".run-table tbody tr:not(.spacer)")).to_have_count(2)
+    expect(page.get_by_text("2 runs", exact=True)).to_be_visible()
+    expect(segments).to_contain_text("All 8")
+
+
+def test_selected_runs_are_tagged_together_and_found_by_the_tag(site: Site, open_page: Open) -> None:
+    page = open_page("/ui/runs?q=thirty+ordering:master").page
+    page.get_by_role("checkbox", name="Select all loaded runs").click()
+    page.get_by_role("button", name="Tag", exact=True).click()
+    page.get_by_label("Tag for the selected runs").fill("night run")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("4 of 4")).to_be_visible()
+    found = site.client.get("/runs", params={"q": 'tag:"night run"'}).json()["runs"]
+    assert {run["spec"]["step_ordering"] for run in found} == {"master"}
+    assert len(found) == 4
+    page.get_by_role("button", name="Take tag night run off").click()
+    expect(page.get_by_text("None of them carries a tag.")).to_be_visible()
+    assert site.client.get("/runs", params={"q": 'tag:"night run"'}).json()["runs"] == []
 
 
 def test_an_unknown_field_in_the_filter_is_said_beside_it(site: Site, open_page: Open) -> None:
@@ -155,6 +187,38 @@ def test_a_comparison_is_the_same_in_a_second_browser(site: Site, open_page: Ope
     expect(config).to_contain_text("1 of")
 
 
+def test_of_several_runs_each_is_held_against_the_first(site: Site, open_page: Open) -> None:
+    names = ("z1-16-ordered", "z2-16-ordered", "z1-16-master", "z1-0-ordered")
+    query = "&".join(f"{letter}={site.names[name]}" for letter, name in zip("abcd", names, strict=True))
+    page = open_page(f"/ui/compare?{query}", width=1440).page
+    against = page.locator(".against li")
+    expect(against).to_have_count(3)
+    expect(against.nth(0)).to_contain_text("Bit-equal until step 30.")
+    expect(against.nth(1)).to_contain_text("First divergence at step 0.")
+    config = page.locator("section", has=page.get_by_role("heading", name="Config"))
+    for field in ("zero_stage", "step_ordering", "loss_scale.initial_power"):
+        expect(config).to_contain_text(field)
+    overflows = page.locator("section", has=page.get_by_role("heading", name="Overflows"))
+    expect(overflows.get_by_role("row").nth(1)).to_contain_text("kept out")
+    expect(overflows.get_by_role("row").nth(1)).to_contain_text("+inf enters")
+
+
+def test_over_applied_steps_discarded_ones_take_no_room(site: Site, open_page: Open) -> None:
+    master, ordered = site.names["z1-16-master"], site.names["z1-16-ordered"]
+    page = open_page(f"/ui/compare?a={master}&b={ordered}").page
+    expect(page.get_by_text("Steps 0 – 29 of 30")).to_be_visible()
+    page.get_by_role("button", name="Applied").click()
+    expect(page.get_by_text("Steps 0 – 27 of 28")).to_be_visible()
+    assert "x=applied" in page.url
+
+
+def test_smoothing_leaves_the_raw_line_and_the_address_keeps_it(site: Site, open_page: Open) -> None:
+    master, ordered = site.names["z1-16-master"], site.names["z1-16-ordered"]
+    page = open_page(f"/ui/compare?a={master}&b={ordered}&smooth=0.9").page
+    expect(page.get_by_role("slider", name="Smooth")).to_have_value("0.9")
+    expect(page.get_by_text("The raw line stays")).to_be_visible()
+
+
 def test_the_exported_csv_has_the_values_of_the_record(site: Site, open_page: Open) -> None:
     master, ordered = site.names["z1-16-master"], site.names["z1-16-ordered"]
     page = open_page(f"/ui/compare?a={master}&b={ordered}").page
@@ -190,6 +254,22 @@ def test_the_heat_map_names_the_step_from_which_a_parameter_is_poisoned(site: Si
     expect(page.get_by_role("row", name="linears.4.bias")).to_contain_text("0")
 
 
+def test_the_load_of_each_rank_stands_on_the_axis_of_the_steps(site: Site, open_page: Open) -> None:
+    run_id = site.submit(name="busy", steps=30)
+    worker = site.worker(run_id)
+    worker.record(30)
+    worker.report_load(time.time())
+    worker.finish()
+    page = open_page(f"/ui/runs/{run_id}?step=5").page
+    expect(page.locator(".panel", has_text="GPU memory").locator("canvas")).to_be_visible()
+    box = page.get_by_role("region", name="System load")
+    expect(box.get_by_role("row", name="1", exact=False).last).to_contain_text("80 % · 80 %")
+    page.goto(f"/ui/runs/{run_id}?step=0")
+    expect(box.get_by_role("row").last).to_contain_text("75 % · 80 %")
+    page.get_by_role("button", name="System load").click()
+    expect(page.locator(".panel", has_text="GPU memory")).to_have_count(0)
+
+
 def test_the_queue_says_what_a_run_waits_for(site: Site, open_page: Open) -> None:
     holder = site.submit(name="holds-two", steps=30)
     worker = site.worker(holder)
@@ -211,6 +291,27 @@ def test_a_refused_spec_says_which_field_and_what_to_do(site: Site, open_page: O
     page.get_by_label("zero_stage", exact=True).fill("7")
     expect(page.get_by_text("must be 3 or less").first).to_be_visible()
     expect(page.get_by_role("button", name="Submit run")).to_be_disabled()
+
+
+def test_fields_that_do_not_go_together_are_said_while_one_types(site: Site, open_page: Open) -> None:
+    page = open_page("/ui/submit").page
+    page.get_by_label("implementation", exact=True).select_option("deepspeed")
+    page.get_by_label("step_ordering", exact=True).select_option("ordered")
+    refusal = page.get_by_role("alert").filter(has_text="ordered")
+    expect(refusal.first).to_be_visible()
+    before = len(site.client.get("/runs", params={"limit": 1000}).json()["runs"])
+    page.get_by_label("step_ordering", exact=True).select_option("master")
+    expect(refusal).to_have_count(0)
+    assert len(site.client.get("/runs", params={"limit": 1000}).json()["runs"]) == before
+
+
+def test_yaml_that_cannot_be_read_is_not_submitted_as_what_it_was_before(site: Site, open_page: Open) -> None:
+    page = open_page("/ui/submit?as=yaml").page
+    editor = page.get_by_label("Spec as YAML")
+    editor.fill("steps: [3")
+    expect(page.get_by_role("button", name="Submit run")).to_be_disabled()
+    editor.fill("steps: 3\n")
+    expect(page.get_by_role("button", name="Submit run")).to_be_enabled()
 
 
 def test_what_is_written_as_yaml_stands_in_the_form(site: Site, open_page: Open) -> None:

@@ -1,58 +1,20 @@
 """The whole path in a browser: a pair submitted, trained by DeepSpeed under Ray, watched and compared."""
 
-import os
+import csv
 import re
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 
-from service.serve import bind
+from tests.browser import ARGUMENTS, chromium
+from tests.web.controller import Controller
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(600)]
 
-_START_S = 120.0
 _RUN_MS = 180_000
-_CPU = {"TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-
-
-class Controller:
-    """`muonscope up` as a process of its own, on one port and one store over its restarts."""
-
-    def __init__(self, home: Path) -> None:
-        self.home = home
-        with bind("127.0.0.1", 0) as listener:
-            self.port = listener.getsockname()[1]
-        self.address = f"http://127.0.0.1:{self.port}"
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "muonscope.cli.main", "up", "--port", str(self.port), "--gpus", "2"]
-        environment = {**os.environ, **_CPU, "MUONSCOPE_HOME": str(self.home)}
-        with (self.home / "up.log").open("ab") as log:
-            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-        deadline = time.monotonic() + _START_S
-        while not self._is_ready():
-            assert self.process.poll() is None, (self.home / "up.log").read_text()
-            assert time.monotonic() < deadline, (self.home / "up.log").read_text()
-            time.sleep(0.2)
-
-    def _is_ready(self) -> bool:
-        try:
-            return httpx.get(f"{self.address}/readyz", trust_env=False).status_code == 200
-        except httpx.TransportError:
-            return False
-
-    def end(self, with_signal: signal.Signals) -> None:
-        assert self.process is not None
-        self.process.send_signal(with_signal)
-        self.process.wait(60)
 
 
 @pytest.fixture
@@ -66,32 +28,66 @@ def controller(tmp_path: Path) -> Iterator[Controller]:
 
 def test_master_dies_and_ordered_trains_before_the_readers_eyes(controller: Controller, browser: Browser) -> None:
     context = browser.new_context(base_url=controller.address, accept_downloads=True)
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
     page = context.new_page()
     page.goto("/ui/submit")
     page.get_by_role("button", name="Submit as pair").click()
+    page.evaluate("window.isTheSamePage = true")
+    watch_to_the_end(page)
+    link = copy_the_link(page)
+    assert_the_same_in_a_second_browser(browser, link)
+    assert_the_exported_csv_is_the_record(page)
+
+    gone = page.get_by_role("alert").filter(has_text="Disconnected from the controller")
+    controller.end(signal.SIGKILL)
+    expect(gone).to_be_visible(timeout=20_000)
+    controller.start()
+    expect(gone).to_have_count(0, timeout=20_000)
+    expect(page.locator(".compare-card").filter(has_text="ordered")).to_contain_text("trains")
+    assert page.evaluate("window.isTheSamePage") is True
+    context.close()
+
+
+def watch_to_the_end(page: Page) -> None:
+    """The pair under way, then the death and the recovery, without a reload."""
     cards = page.locator(".compare-card")
     expect(cards).to_have_count(2)
+    expect(cards.first).to_contain_text(re.compile("queued|pending|running"))
+    expect(cards.filter(has_text="running").first).to_be_visible(timeout=_RUN_MS)
     expect(cards.filter(has_text="master")).to_contain_text("dies", timeout=_RUN_MS)
     expect(cards.filter(has_text="ordered")).to_contain_text("trains", timeout=_RUN_MS)
     expect(page.get_by_text("First divergence at step 0.")).to_be_visible(timeout=20_000)
     expect(page.get_by_text("same data, same initial parameters")).to_be_visible()
+    expect(page.get_by_text("Steps 0 – 29 of 30")).to_be_visible()
+    overflows = page.locator("section", has=page.get_by_role("heading", name="Overflows"))
+    expect(overflows.get_by_role("row").nth(1)).to_contain_text("+inf enters")
+    expect(overflows.get_by_role("row").nth(1)).to_contain_text("kept out")
+    assert page.evaluate("window.isTheSamePage") is True
 
-    second = browser.new_context().new_page()
-    second.goto(page.url)
+
+def copy_the_link(page: Page) -> str:
+    page.keyboard.press("J")
+    expect(page.get_by_role("heading", name="At step 0")).to_be_visible()
+    page.get_by_role("button", name="Copy link").click()
+    link: str = page.evaluate("navigator.clipboard.readText()")
+    assert link == page.url
+    return link
+
+
+def assert_the_same_in_a_second_browser(browser: Browser, link: str) -> None:
+    other = browser.browser_type.launch(executable_path=chromium(), args=ARGUMENTS)
+    second = other.new_page()
+    second.goto(link)
     expect(second.get_by_text("First divergence at step 0.")).to_be_visible()
-    second.context.close()
+    expect(second.get_by_role("heading", name="At step 0")).to_be_visible()
+    other.close()
 
+
+def assert_the_exported_csv_is_the_record(page: Page) -> None:
     page.get_by_role("button", name="Export").click()
     with page.expect_download() as download:
         page.get_by_role("link", name=re.compile("master.*CSV")).click()
-    header, *rows = Path(download.value.path()).read_text().splitlines()
-    overflow = header.split(",").index("overflow")
-    assert [row.split(",")[overflow] for row in rows] == ["true"] * 17
-
-    page.evaluate("window.isTheSamePage = true")
-    controller.end(signal.SIGKILL)
-    expect(page.get_by_role("alert").filter(has_text="Disconnected")).to_be_visible(timeout=20_000)
-    controller.start()
-    expect(page.get_by_role("alert").filter(has_text="Disconnected")).to_have_count(0, timeout=20_000)
-    assert page.evaluate("window.isTheSamePage") is True
-    context.close()
+    rows = list(csv.DictReader(Path(download.value.path()).read_text().splitlines()))
+    assert [row["overflow"] for row in rows] == ["true"] * 17
+    assert [row["momentum_norm"] for row in rows] == ["inf", *["nan"] * 16]
+    assert float(rows[0]["loss_scale_before"]) == 65536.0

@@ -17,8 +17,17 @@ const ExperimentPage = lazy(() => import("./pages/experiments/ExperimentPage.tsx
 const SubmitPage = lazy(() => import("./pages/submit/SubmitPage.tsx"));
 const ClusterPage = lazy(() => import("./pages/cluster/ClusterPage.tsx"));
 
+/** A part of the path as it was meant; one that is no encoding of anything is taken as it stands. */
+function decodePart(part: string): string {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
 function pageFor(path: string): ReactNode {
-  const [section, id, ...rest] = path.split("/").filter(Boolean).map(decodeURIComponent);
+  const [section, id, ...rest] = path.split("/").filter(Boolean).map(decodePart);
   if (rest.length > 0) return <UnknownPage />;
   if (section === "runs") return id === undefined ? <RunsPage /> : <RunPage key={id} id={id} />;
   if (section === "experiments") return id === undefined ? <ExperimentsPage /> : <ExperimentPage key={id} id={id} />;

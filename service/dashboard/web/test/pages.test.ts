@@ -2,12 +2,16 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { defaultOf, findSpecSchema, variantFor } from "../src/api/schema.ts";
-import type { Experiment, Run } from "../src/api/types.ts";
+import type { Attempt, Experiment, LoadSample, Run, RunCounts } from "../src/api/types.ts";
+import { stepRanges } from "../src/charts/exactSteps.ts";
 import { emptyTrace, type Trace } from "../src/charts/trace.ts";
-import { effectAt, overflowSteps } from "../src/pages/compare/overflowRows.ts";
+import { effectAt, overflowSteps } from "../src/charts/overflowRows.ts";
 import { buildMatrix, tally } from "../src/pages/experiments/matrix.ts";
 import { filterLines, ranksOf, readLines } from "../src/pages/run/logText.ts";
+import { loadPanels, rankLoads, stepClock } from "../src/pages/run/load.ts";
 import { phaseBars } from "../src/pages/run/phases.ts";
+import { carriedTags } from "../src/pages/runs/TagMenu.tsx";
+import { countOf, totalOf, withoutSegment } from "../src/pages/runs/counts.ts";
 import { mergeHead, replaceRuns } from "../src/pages/runs/runList.ts";
 import { completions, isComplete, splitQuery, withToken } from "../src/pages/runs/query.ts";
 import { checkSpec, readNumber, readPath, writePath } from "../src/pages/submit/fields.ts";
@@ -27,6 +31,24 @@ test("a condition that is still being typed is not asked for", () => {
 test("a segment replaces the condition on its field and leaves the others", () => {
   assert.equal(withToken("stage:2 status:failed gpt", "status", "status:running"), "stage:2 gpt status:running");
   assert.equal(withToken("status:failed", "status", null), "");
+});
+
+const COUNTS = { total: 9, statuses: { running: 4 }, verdicts: { dies: 2 } } as unknown as RunCounts;
+
+test("a segment counts the runs that it would show of those that the other conditions find", () => {
+  assert.equal(withoutSegment("stage:2 status:running gpt verdict:dies"), "stage:2 gpt");
+  assert.deepEqual(["", "status:running", "verdict:dies", "verdict:trains"].map((each) => countOf(each, COUNTS)), [9, 4, 2, 0]);
+});
+
+test("the total is said where a segment is chosen, and not where another condition on the status is", () => {
+  const queries = ["", "gpt", "gpt status:running", "status:running,queued", "status:running verdict:dies"];
+  assert.deepEqual(queries.map((query) => totalOf(query, COUNTS)), [9, 9, 4, null, null]);
+  assert.equal(totalOf("", undefined), null);
+});
+
+test("the tags of several runs come with how many carry them", () => {
+  const runs = [run("a", {}, { tags: ["x", "y"] }), run("b", {}, { tags: ["y"] })];
+  assert.deepEqual(carriedTags(runs), [["y", 2], ["x", 1]]);
 });
 
 test("completion offers fields, then the field's words, each once", () => {
@@ -168,4 +190,53 @@ test("a matrix has a row a combination, a column an ordering, and says which cel
   assert.deepEqual(matrix.rows.map(({ cells }) => cells.map((cell) => cell?.run.id ?? null)), [["a", "b"], [null, "c"]]);
   assert.equal(matrix.rows[0]?.cells[0]?.published?.matches, true);
   assert.deepEqual(tally(made)[0], { ordering: "master", died: 1, trained: 0, ended: 1, total: 1 });
+});
+
+const ATTEMPT = { phases: { first_step: 100 }, first_step: 0 } as unknown as Attempt;
+const TIMES = { step: [0, 1, 2], seconds: [2, 1, 3], exact: true };
+
+function sample(rank: number, at: number, cpu_percent: number, more: Partial<LoadSample> = {}): LoadSample {
+  return { rank, at, cpu_percent, memory_bytes: 2 ** 30, gpu_percent: null, gpu_memory_bytes: null, ...more } as LoadSample;
+}
+
+test("a moment has its place among the steps by how long each of them took", () => {
+  const clock = stepClock(ATTEMPT, TIMES, 0);
+  assert.deepEqual([97.9, 98, 100, 100.5, 101, 104, 104.1].map((at) => clock?.(at)), [null, -0.5, 0.5, 1, 1.5, 2.5, null]);
+});
+
+test("where only some steps are sent, those between the first and the end count as equally long", () => {
+  const clock = stepClock(ATTEMPT, { step: [0, 60, 100], seconds: [2, 1, 3], exact: false }, 300);
+  assert.deepEqual([100, 200, 300].map((at) => clock?.(at)), [0.5, 50.5, 100.5]);
+});
+
+test("before the first step there is no clock", () => {
+  assert.equal(stepClock({ phases: {}, first_step: 0 } as unknown as Attempt, TIMES, 0), null);
+});
+
+test("only what was measured gets a panel, a line a rank in ink", () => {
+  const clock = stepClock(ATTEMPT, TIMES, 0);
+  assert.ok(clock);
+  const panels = loadPanels([sample(0, 100, 40), sample(1, 100, 50), sample(0, 103, 60), sample(1, 103, 70)], clock);
+  assert.deepEqual(panels.map(({ spec }) => spec.key), ["load_cpu", "load_memory"]);
+  assert.deepEqual(panels[0]?.data.slice(1), [[40, 60], [50, 70]]);
+  assert.ok(panels[0]?.lines.every(({ look }) => look?.colour.startsWith("--ink")));
+});
+
+test("of many ranks the highest and the lowest are drawn", () => {
+  const clock = stepClock(ATTEMPT, TIMES, 0);
+  assert.ok(clock);
+  const samples = [100, 103].flatMap((at) => Array.from({ length: 9 }, (_, rank) => sample(rank, at, rank + at)));
+  assert.deepEqual(loadPanels(samples, clock)[0]?.data.slice(1), [[108, 111], [100, 103]]);
+});
+
+test("the figures are those of the sample nearest to the step, with the peak of all", () => {
+  const samples = [sample(0, 100, 40), sample(0, 103, 60), sample(0, 104, 10)];
+  const clock = stepClock(ATTEMPT, TIMES, 0);
+  assert.equal(rankLoads(samples, clock, 0)[0]?.shown.cpu_percent, 40);
+  assert.equal(rankLoads(samples, clock, null)[0]?.shown.cpu_percent, 10);
+  assert.equal(rankLoads(samples, clock, 0)[0]?.peak.cpu, 60);
+});
+
+test("the exact steps around several overflows are read in few requests", () => {
+  assert.deepEqual(stepRanges([4, 5, 5, 9, 100, 99]), [[4, 9], [99, 100]]);
 });

@@ -31,10 +31,13 @@ import { spanWords, type Trace } from "./trace.ts";
 
 const FONT = '11px "Inter Variable"';
 const CLICK_SLACK = 4;
+const NONE: readonly PanelData[] = [];
 
 export interface ChartStackProps {
   traces: readonly Trace[];
   panels: readonly PanelSpec[];
+  /** Panels of other series on the same axis, below those of the traces. */
+  more?: readonly PanelData[];
   range: readonly [number, number];
   divergence?: number | null;
   locked: number | null;
@@ -55,10 +58,11 @@ function structureOf(panels: readonly PanelData[]): string {
 }
 
 export function ChartStack(props: ChartStackProps) {
-  const { traces, panels: specs, range, smoothing = 0 } = props;
+  const { traces, panels: specs, range, smoothing = 0, more = NONE } = props;
   const theme = useTheme();
   const syncKey = useId();
-  const panels = useMemo(() => specs.map((spec) => panelData(spec, traces, smoothing)), [specs, traces, smoothing]);
+  const own = useMemo(() => specs.map((spec) => panelData(spec, traces, smoothing)), [specs, traces, smoothing]);
+  const panels = useMemo(() => (more.length === 0 ? own : [...own, ...more]), [own, more]);
   const structure = structureOf(panels);
   const hosts = useRef(new Map<string, HTMLDivElement>());
   const plots = useRef<uPlot[]>([]);
@@ -126,7 +130,7 @@ export function ChartStack(props: ChartStackProps) {
 }
 
 function noteOf({ spec, scale }: PanelData): string {
-  if (spec.kind === "lane" || spec.scale === "power") return spec.note;
+  if (spec.kind === "lane" || spec.scale === "power" || spec.scale === "linear") return spec.note;
   return [scale === "log10" ? "log" : "linear", spec.note].filter(Boolean).join(" · ");
 }
 
@@ -226,8 +230,8 @@ function listenForClicks(plot: uPlot, latest: Latest): void {
 }
 
 function lineSeries(spec: PanelSpec, line: PanelData["lines"][number]): uPlot.Series {
-  const style = orderingStyle(line.trace.ordering);
-  const isSecond = spec.fields.indexOf(line.field) > 0;
+  const style = line.look ?? orderingStyle(line.trace.ordering);
+  const isSecond = line.field !== null && spec.fields.indexOf(line.field) > 0;
   return {
     stroke: cssColour(isSecond ? "--ink-3" : style.colour),
     alpha: line.isRaw ? 0.35 : 1,

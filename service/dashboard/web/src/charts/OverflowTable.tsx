@@ -1,10 +1,12 @@
-/** The overflows of all runs, step by step: what entered a momentum and what was kept out. */
+/** The overflows of one run or several, step by step: what entered a momentum and what was kept out. */
 
-import { Key } from "../../components/controls.tsx";
-import { valueAt, type Trace } from "../../charts/trace.ts";
-import { formatInteger } from "../../format/number.ts";
-import { ScaleStep } from "../run/OverflowList.tsx";
-import { effectAt, overflowSteps } from "./overflowRows.ts";
+import { Box, left, TableHead } from "../components/Box.tsx";
+import { Key } from "../components/controls.tsx";
+import { LossScale } from "../components/marks.tsx";
+import { formatInteger } from "../format/number.ts";
+import { useExactSteps } from "./exactSteps.ts";
+import { effectAt, overflowSteps, type Effect } from "./overflowRows.ts";
+import type { Trace } from "./trace.ts";
 
 const SHOWN = 10;
 
@@ -17,27 +19,22 @@ interface Props {
 export function OverflowTable({ traces, locked, onLock }: Props) {
   const from = Math.max(0, (locked ?? 0) - 2);
   const { steps, total } = overflowSteps(traces, from, SHOWN);
+  // An effect is read off the norms before and after a step; sampled traces may hold neither.
+  const read = useExactSteps(traces, steps.flatMap((step) => (step === 0 ? [0] : [step - 1, step])));
   if (total === 0) return null;
+  const isOne = traces.length === 1;
+  const names = traces.map((trace) => ({ ...left(isOne ? "Momentum" : trace.label), key: trace.id }));
   return (
-    <section className="box scroll-x">
-      <header>
-        <h2 className="h2">Overflows</h2>
-        <span className="aside">
+    <Box
+      title="Overflows"
+      aside={
+        <>
           <Key>J</Key> <Key>K</Key> to step
-        </span>
-      </header>
+        </>
+      }
+    >
       <table className="grid-table">
-        <thead>
-          <tr>
-            <th scope="col">Step</th>
-            {traces.map((trace) => (
-              <th scope="col" className="left" key={trace.id}>
-                {trace.label}
-              </th>
-            ))}
-            <th scope="col">Scale</th>
-          </tr>
-        </thead>
+        <TableHead cells={["Step", ...names, "Scale"]} />
         <tbody>
           {steps.map((step) => {
             const first = traces.find((trace) => step <= trace.last);
@@ -48,20 +45,12 @@ export function OverflowTable({ traces, locked, onLock }: Props) {
                     {formatInteger(step)}
                   </button>
                 </td>
-                {traces.map((trace) => {
-                  const effect = effectAt(trace, step);
-                  return (
-                    <td key={trace.id} className={`left ${effect.isNonfinite ? "nonfinite" : effect.isQuiet ? "ink-3" : ""}`}>
-                      {effect.text}
-                    </td>
-                  );
-                })}
+                {traces.map((trace) => (
+                  <EffectCell key={trace.id} effect={effectAt(trace, step, read)} />
+                ))}
                 <td>
                   {first && (
-                    <ScaleStep
-                      before={valueAt(first, "loss_scale_before", step)}
-                      after={valueAt(first, "loss_scale_after", step)}
-                    />
+                    <ScaleStep before={read(first, "loss_scale_before", step)} after={read(first, "loss_scale_after", step)} />
                   )}
                 </td>
               </tr>
@@ -76,6 +65,19 @@ export function OverflowTable({ traces, locked, onLock }: Props) {
           )}
         </tbody>
       </table>
-    </section>
+    </Box>
+  );
+}
+
+function EffectCell({ effect }: { effect: Effect }) {
+  return <td className={`left ${effect.isNonfinite ? "nonfinite" : effect.isQuiet ? "ink-3" : ""}`}>{effect.text}</td>;
+}
+
+function ScaleStep({ before, after }: { before: number | null; after: number | null }) {
+  if (before === null || before === after) return <LossScale value={before} />;
+  return (
+    <>
+      <LossScale value={before} /> → <LossScale value={after} />
+    </>
   );
 }

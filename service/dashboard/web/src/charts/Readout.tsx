@@ -1,14 +1,11 @@
 /** The values at one step, a column a run, and the difference where there are two. */
 
-import { useEffect, useState } from "react";
-
-import { requestJson, runPath, withQuery } from "../api/client.ts";
-import type { Step, StepPage } from "../api/types.ts";
 import { Key } from "../components/controls.tsx";
 import { LossScale, OrderingGlyph, Scalar } from "../components/marks.tsx";
-import { formatDelta, formatInteger, formatLoss, formatScalar, nonfiniteWord, toNumber } from "../format/number.ts";
+import { formatDelta, formatInteger, formatLoss, formatScalar, nonfiniteWord } from "../format/number.ts";
 import { exponentOfTwo } from "../format/power.ts";
-import { countBefore, spanHolds, valueAt, type Field, type Trace } from "./trace.ts";
+import { useExactSteps } from "./exactSteps.ts";
+import { countBefore, spanHolds, type Field, type Trace } from "./trace.ts";
 
 interface Props {
   traces: readonly Trace[];
@@ -24,42 +21,9 @@ const ROWS: readonly (readonly [string, Field, (value: number) => string])[] = [
   ["Momentum norm", "momentum_norm", formatScalar],
 ];
 
-const EXACT_PAUSE_MS = 200;
-
-/** Steps that the drawn points leave out, read singly once the reader rests on one. */
-function useExactSteps(traces: readonly Trace[], step: number | null): ReadonlyMap<string, Step> {
-  const [rows, setRows] = useState<ReadonlyMap<string, Step>>(new Map());
-  const sampled = traces.filter((trace) => !trace.exact).map((trace) => trace.id);
-  useEffect(() => {
-    setRows(new Map());
-    if (step === null || sampled.length === 0) return;
-    const controller = new AbortController();
-    const timer = setTimeout(() => {
-      for (const id of sampled) {
-        const path = withQuery(runPath(id, "steps"), { start: step, limit: 1 });
-        requestJson<StepPage>(path, { signal: controller.signal }).then(
-          ({ steps: [row] }) => {
-            if (row?.step === step) setRows((before) => new Map(before).set(id, row));
-          },
-          () => undefined, // the drawn points stay readable without it
-        );
-      }
-    }, EXACT_PAUSE_MS);
-    return () => {
-      clearTimeout(timer);
-      controller.abort();
-    };
-  }, [step, sampled.join()]);
-  return rows;
-}
-
 export function Readout({ traces, step, isLocked }: Props) {
-  const exact = useExactSteps(traces, step);
-  const read = (trace: Trace, field: Field): number | null => {
-    if (step === null) return null;
-    const row = exact.get(trace.id);
-    return row ? toNumber(row[field]) : valueAt(trace, field, step);
-  };
+  const reader = useExactSteps(traces, step === null ? [] : [step]);
+  const read = (trace: Trace, field: Field): number | null => (step === null ? null : reader(trace, field, step));
   const isPair = traces.length === 2;
   return (
     <section className="box readout" aria-label="Values at one step">

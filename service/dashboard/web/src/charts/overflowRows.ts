@@ -1,7 +1,10 @@
 /** What an overflow did to each run's momentum, read from the norms before and after it. Pure. */
 
-import { spanHolds, valueAt, type Trace } from "../../charts/trace.ts";
-import { nonfiniteWord } from "../../format/number.ts";
+import { nonfiniteWord } from "../format/number.ts";
+import type { Reader } from "./exactSteps.ts";
+import { spanHolds, valueAt, type Trace } from "./trace.ts";
+
+const asDrawn: Reader = (trace, field, step) => valueAt(trace, field, step);
 
 export interface Effect {
   text: string;
@@ -11,11 +14,11 @@ export interface Effect {
 
 const quiet = (text: string): Effect => ({ text, isNonfinite: false, isQuiet: true });
 
-export function effectAt(trace: Trace, step: number): Effect {
+export function effectAt(trace: Trace, step: number, read: Reader = asDrawn): Effect {
   if (step > trace.last) return quiet(trace.end !== null && step >= trace.end.step ? "ended" : "—");
   if (!spanHolds(trace.discarded, step)) return quiet("applied");
-  const after = valueAt(trace, "momentum_norm", step);
-  const before = step === 0 ? null : valueAt(trace, "momentum_norm", step - 1);
+  const after = read(trace, "momentum_norm", step);
+  const before = step === 0 ? null : read(trace, "momentum_norm", step - 1);
   if (after === null) return quiet("discarded");
   if (!Number.isFinite(after)) {
     const wasFinite = before === null || Number.isFinite(before);

@@ -7,6 +7,12 @@ import { orderingStyle } from "./orderings.ts";
 import { chooseScale, type ScaleKind } from "./scales.ts";
 import { smooth, type Field, type NonfiniteSpan, type Trace } from "./trace.ts";
 
+/** How a line is drawn that stands for no ordering: in ink, so that hue keeps its meaning. */
+export interface LineLook {
+  colour: string;
+  dash: number[];
+}
+
 export interface PanelSpec {
   key: string;
   title: string;
@@ -14,7 +20,7 @@ export interface PanelSpec {
   height: number;
   kind: "lane" | "stepped" | "line";
   fields: readonly Field[];
-  scale: "power" | "auto";
+  scale: "power" | "auto" | "linear";
   /** Whether the death mark carries its words here. */
   saysEnd?: boolean;
 }
@@ -59,9 +65,11 @@ export interface StripRow {
 }
 
 export interface PanelLine {
-  trace: Trace;
-  field: Field;
+  trace: Pick<Trace, "id" | "label" | "ordering" | "end">;
+  field: Field | null;
   isRaw: boolean;
+  /** By default the ordering's. */
+  look?: LineLook;
 }
 
 export interface PanelData {

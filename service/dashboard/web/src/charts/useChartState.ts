@@ -34,6 +34,8 @@ export interface ChartState {
   locked: number | null;
   /** The step whose values are read out: the locked one, else the one under the pointer, else the last one that all runs have. */
   shown: number | null;
+  /** The step under the pointer. */
+  pointed: number | null;
   onHover: (step: number | null) => void;
   onLock: (step: number | null) => void;
   onRange: (range: readonly [number, number] | null) => void;
@@ -87,5 +89,5 @@ export function useChartState(traces: readonly Trace[], planned: number, landmar
   // Where nothing is pointed at: the last step that all of them have.
   const common = Math.min(...traces.filter((trace) => trace.last >= 0).map((trace) => trace.last));
   const shown = locked ?? hovered ?? (Number.isFinite(common) ? common : null);
-  return { range, window, locked, shown, onHover, onLock, onRange: setWindow };
+  return { range, window, locked, shown, pointed: hovered, onHover, onLock, onRange: setWindow };
 }

@@ -68,8 +68,22 @@ export function describeSpec(spec: RunSpec): string {
   return parts.join(" · ");
 }
 
+interface Shared {
+  key: string;
+  title: string;
+}
+
+// Writing out a spec costs what drawing a row does; a table of thousands asks again at every change of one of them.
+const shared = new WeakMap<Run, Shared>();
+
 /** What the two runs of a pair have in common: everything but the ordering and the labels. */
-export function sharedWithPair(run: Run): { key: string; title: string } {
-  const { step_ordering: _ordering, name: _name, notes: _notes, tags: _tags, priority: _priority, ...shared } = run.spec;
-  return { key: JSON.stringify(shared), title: describeSpec(run.spec) };
+export function sharedWithPair(run: Run): Shared {
+  const known = shared.get(run) ?? readShared(run);
+  shared.set(run, known);
+  return known;
+}
+
+function readShared(run: Run): Shared {
+  const { step_ordering: _ordering, name: _name, notes: _notes, tags: _tags, priority: _priority, ...rest } = run.spec;
+  return { key: JSON.stringify(rest), title: describeSpec(run.spec) };
 }

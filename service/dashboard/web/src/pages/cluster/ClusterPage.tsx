@@ -6,12 +6,13 @@ import { withQuery } from "../../api/client.ts";
 import { live } from "../../api/live.ts";
 import { useResource } from "../../api/resource.ts";
 import type { Cluster, RunPage } from "../../api/types.ts";
+import { Box, left, TableHead } from "../../components/Box.tsx";
 import { InitialScale, OrderingMark, StatusMark } from "../../components/marks.tsx";
 import { EmptyState, ErrorState, LoadingState } from "../../components/states.tsx";
 import { Ago } from "../../components/time.tsx";
 import { useTitle } from "../../components/title.ts";
 import { formatBytes, plural } from "../../format/number.ts";
-import { Link, runHref } from "../../routing/router.tsx";
+import { RunLink } from "../../components/RunLink.tsx";
 
 const POLL_MS = 5000;
 const REREAD_MS = 500;
@@ -98,20 +99,9 @@ function GpuMeter({ held, total }: { held: number; total: number }) {
 
 function Nodes({ cluster }: { cluster: Cluster }) {
   return (
-    <section className="box scroll-x">
-      <header>
-        <h2 className="h2">Nodes</h2>
-        <span className="aside num">{cluster.nodes.length}</span>
-      </header>
+    <Box title="Nodes" aside={cluster.nodes.length}>
       <table className="grid-table">
-        <thead>
-          <tr>
-            <th scope="col">Address</th>
-            <th scope="col">GPUs in use</th>
-            <th scope="col">CPUs</th>
-            <th scope="col">Memory</th>
-          </tr>
-        </thead>
+        <TableHead cells={["Address", "GPUs in use", "CPUs", "Memory"]} />
         <tbody>
           {cluster.nodes.map((node) => (
             <tr key={node.id}>
@@ -125,37 +115,23 @@ function Nodes({ cluster }: { cluster: Cluster }) {
           ))}
         </tbody>
       </table>
-    </section>
+    </Box>
   );
 }
 
 function Holders({ cluster }: { cluster: Cluster }) {
   return (
-    <section className="box scroll-x">
-      <header>
-        <h2 className="h2">Holding GPUs</h2>
-        <span className="aside num">{cluster.holders.length}</span>
-      </header>
+    <Box title="Holding GPUs" aside={cluster.holders.length}>
       {cluster.holders.length === 0 ? (
         <p className="body ink-3">All GPUs are free.</p>
       ) : (
         <table className="grid-table">
-          <thead>
-            <tr>
-              <th scope="col">Run</th>
-              <th scope="col" className="left">
-                Status
-              </th>
-              <th scope="col">GPUs</th>
-            </tr>
-          </thead>
+          <TableHead cells={["Run", left("Status"), "GPUs"]} />
           <tbody>
             {cluster.holders.map((holder) => (
               <tr key={holder.attempt}>
                 <td>
-                  <Link to={runHref(holder.run_id)} className="mono">
-                    {holder.name}
-                  </Link>
+                  <RunLink id={holder.run_id} name={holder.name} />
                 </td>
                 <td className="left">
                   <StatusMark status={holder.status} share={0.5} />
@@ -166,48 +142,25 @@ function Holders({ cluster }: { cluster: Cluster }) {
           </tbody>
         </table>
       )}
-    </section>
+    </Box>
   );
 }
 
 function Queue({ page, total }: { page: RunPage | undefined; total: number }) {
   const runs = [...(page?.runs ?? [])].sort((a, b) => (a.queue_position ?? 1e9) - (b.queue_position ?? 1e9));
   return (
-    <section className="box scroll-x queue">
-      <header>
-        <h2 className="h2">Queue</h2>
-        <span className="aside num">{total}</span>
-      </header>
+    <Box title="Queue" aside={total} className="queue">
       {runs.length === 0 ? (
         <EmptyState title="The queue is empty" />
       ) : (
         <table className="grid-table">
-          <thead>
-            <tr>
-              <th scope="col">Place</th>
-              <th scope="col" className="left">
-                Run
-              </th>
-              <th scope="col" className="left">
-                Ordering
-              </th>
-              <th scope="col">Ranks</th>
-              <th scope="col">Init scale</th>
-              <th scope="col">Priority</th>
-              <th scope="col">Waiting</th>
-              <th scope="col" className="left">
-                For
-              </th>
-            </tr>
-          </thead>
+          <TableHead cells={["Place", left("Run"), left("Ordering"), "Ranks", "Init scale", "Priority", "Waiting", left("For")]} />
           <tbody>
             {runs.map((run) => (
               <tr key={run.id}>
                 <td>{run.queue_position ?? "—"}</td>
                 <td className="left">
-                  <Link to={runHref(run.id)} className="mono">
-                    {run.name}
-                  </Link>
+                  <RunLink id={run.id} name={run.name} />
                 </td>
                 <td className="left">
                   <OrderingMark ordering={run.spec.step_ordering} />
@@ -226,6 +179,6 @@ function Queue({ page, total }: { page: RunPage | undefined; total: number }) {
           </tbody>
         </table>
       )}
-    </section>
+    </Box>
   );
 }

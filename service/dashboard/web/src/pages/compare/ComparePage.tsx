@@ -3,11 +3,11 @@
 import { useEffect, useMemo, useRef, useState } from "react";
 
 import { runPath, withQuery } from "../../api/client.ts";
-import { useResource } from "../../api/resource.ts";
-import type { Comparison, Run } from "../../api/types.ts";
+import type { Run } from "../../api/types.ts";
 import { ChartStack } from "../../charts/ChartStack.tsx";
 import { downloadPng } from "../../charts/exportPng.ts";
 import { traceIdentity, traceLabels } from "../../charts/identity.ts";
+import { OverflowTable } from "../../charts/OverflowTable.tsx";
 import { PANELS } from "../../charts/panels.ts";
 import { Readout } from "../../charts/Readout.tsx";
 import { overAppliedSteps } from "../../charts/trace.ts";
@@ -25,12 +25,11 @@ import { compareHref } from "../runs/links.ts";
 import { CompareCard } from "./CompareCard.tsx";
 import { ConfigDifference, CostBox } from "./DifferenceBoxes.tsx";
 import { Finding } from "./Finding.tsx";
-import { OverflowTable } from "./OverflowTable.tsx";
+import { landmarks, useComparisons } from "./useComparisons.ts";
 import { useRuns } from "./useRuns.ts";
 
 const LETTERS = "abcdefgh";
 const LAST_STEPS = 5000;
-const REREAD_MS = 2000;
 
 /** The runs that the address names: `?a=…&b=…`, up to eight. */
 export function readIds(query: URLSearchParams): string[] {
@@ -70,30 +69,12 @@ function NothingChosen() {
   );
 }
 
-/** The comparison of the first two, read again as they record more, but not on every step. */
-function useComparison(runs: readonly Run[]) {
-  const [a, b] = runs;
-  const comparison = useResource<Comparison>(a && b ? withQuery("/compare", { a: a.id, b: b.id }) : null);
-  const recorded = [a, b].map((run) => `${run?.status} ${run?.summary?.steps ?? 0}`).join();
-  const { refresh } = comparison;
-  const isFirst = useRef(true);
-  useEffect(() => {
-    if (isFirst.current) {
-      isFirst.current = false;
-      return;
-    }
-    const timer = setTimeout(refresh, REREAD_MS);
-    return () => clearTimeout(timer);
-  }, [recorded, refresh]);
-  return comparison;
-}
-
 function Compared({ runs, ids }: { runs: Run[]; ids: string[] }) {
   const { query } = usePlace();
   const isApplied = query.get("x") === "applied";
   const smoothing = Math.min(Math.max(Number(query.get("smooth") ?? 0) || 0, 0), 0.99);
   const window = useWindow();
-  const comparison = useComparison(runs);
+  const comparisons = useComparisons(runs);
   const stack = useRef<HTMLDivElement>(null);
 
   const labels = traceLabels(runs);
@@ -104,8 +85,7 @@ function Compared({ runs, ids }: { runs: Run[]; ids: string[] }) {
   );
   const { traces, error, isLoading } = useTraces(requests, isApplied ? null : window);
   const drawn = useMemo(() => (isApplied ? traces.map(overAppliedSteps) : traces), [traces, isApplied]);
-  const divergence = comparison.data?.first_divergence?.step ?? null;
-  const landmark = divergence ?? comparison.data?.bit_equal_until ?? null;
+  const { divergence, landmark } = landmarks(comparisons.each);
   const planned = Math.max(...runs.map((run) => run.spec.steps));
   const chart = useChartState(drawn, planned, landmark);
   const last = Math.max(0, ...traces.map((trace) => trace.last));
@@ -139,7 +119,7 @@ function Compared({ runs, ids }: { runs: Run[]; ids: string[] }) {
           <CompareCard key={run.id} run={run} label={labels[index] ?? run.name} />
         ))}
       </div>
-      <Finding comparison={comparison} runs={runs} labels={labels} onZoom={landmark === null ? null : zoom} />
+      <Finding comparisons={comparisons} runs={runs} labels={labels} onZoom={landmark === null ? null : zoom} />
       <div className="with-aside">
         <div>
           <div className="tool">
@@ -196,7 +176,7 @@ function Compared({ runs, ids }: { runs: Run[]; ids: string[] }) {
           <Readout traces={drawn} step={chart.shown} isLocked={chart.locked !== null} />
           {!isApplied && <OverflowTable traces={traces} locked={chart.locked} onLock={chart.onLock} />}
           <ConfigDifference runs={runs} labels={labels} />
-          {comparison.data && runs.length === 2 && <CostBox comparison={comparison.data} labels={labels} />}
+          <CostBox each={comparisons.each} labels={labels} />
         </aside>
       </div>
     </main>
@@ -215,13 +195,13 @@ function SmoothSlider({ value }: { value: number }) {
         max={0.98}
         step={0.02}
         value={shown}
-        title="The raw line stays beneath: no spike is hidden"
         onChange={(event) => {
           setShown(Number(event.target.value));
           changeQuery({ smooth: Number(event.target.value) === 0 ? null : event.target.value });
         }}
       />
       <span className="num">{shown.toFixed(2)}</span>
+      {shown > 0 && <span className="ink-3">The raw line stays beneath</span>}
     </label>
   );
 }

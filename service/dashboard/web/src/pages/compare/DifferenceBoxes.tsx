@@ -1,7 +1,8 @@
 /** What sets the runs apart: fields of their specs, and what they cost. */
 
 import type { Comparison, Run } from "../../api/types.ts";
-import { SpecValue } from "../../components/marks.tsx";
+import { Box, TableHead } from "../../components/Box.tsx";
+import { SpecRow } from "../../components/SpecRow.tsx";
 import { formatBytes, formatInteger } from "../../format/number.ts";
 import { differences, flatten, isLabel } from "../../format/spec.ts";
 import { formatSeconds } from "../../format/time.ts";
@@ -10,86 +11,58 @@ export function ConfigDifference({ runs, labels }: { runs: readonly Run[]; label
   const rows = differences(runs.map((run) => run.spec)).filter(({ path }) => !isLabel(path));
   const total = runs[0] ? flatten(runs[0].spec).size : 0;
   return (
-    <section className="box scroll-x">
-      <header>
-        <h2 className="h2">Config</h2>
-        <span className="aside num">
-          {rows.length} of {total} {rows.length === 1 ? "differs" : "differ"}
-        </span>
-      </header>
+    <Box title="Config" aside={`${rows.length} of ${total} ${rows.length === 1 ? "differs" : "differ"}`}>
       {rows.length > 0 && (
         <table className="grid-table">
-          <thead>
-            <tr>
-              <th scope="col">Field</th>
-              {labels.map((label, index) => (
-                <th scope="col" key={runs[index]?.id}>
-                  {label}
-                </th>
-              ))}
-            </tr>
-          </thead>
+          <TableHead cells={["Field", ...labels.map((label, index) => ({ key: runs[index]?.id, label }))]} />
           <tbody>
             {rows.map(({ path, values }) => (
-              <tr key={path}>
-                <td className="mono">{path}</td>
-                {values.map((value, index) => (
-                  <td key={runs[index]?.id}>
-                    <SpecValue path={path} value={value} />
-                  </td>
-                ))}
-              </tr>
+              <SpecRow key={path} path={path} cells={values.map((value, index) => ({ key: runs[index]?.id ?? "", value }))} />
             ))}
           </tbody>
         </table>
       )}
-    </section>
+    </Box>
   );
 }
 
-interface Ratio {
-  a: number | null;
-  b: number | null;
-  ratio: number | null;
-}
+type Ratio = Comparison["cost"]["step_time_s"];
 
-export function CostBox({ comparison, labels }: { comparison: Comparison; labels: readonly string[] }) {
-  const { cost } = comparison;
-  const rows: [string, Ratio, (value: number | null) => string][] = [
-    ["Step time, median", cost.step_time_s, formatSeconds],
-    ["Peak memory", cost.peak_memory_bytes, formatBytes],
-    ["Newton-Schulz calls", cost.ns_calls, formatInteger],
-  ];
-  const shown = rows.filter(([, { a, b }]) => a !== null || b !== null);
-  if (shown.length === 0) return null;
+const COSTS: readonly (readonly [string, keyof Comparison["cost"], (value: number | null) => string])[] = [
+  ["Step time, median", "step_time_s", formatSeconds],
+  ["Peak memory", "peak_memory_bytes", formatBytes],
+  ["Newton-Schulz calls", "ns_calls", formatInteger],
+];
+
+/** The first run's cost, and each other's with how many times the first one's it is. */
+export function CostBox({ each, labels }: { each: readonly (Comparison | undefined)[]; labels: readonly string[] }) {
+  const known = each.filter((comparison) => comparison !== undefined);
+  const rows = COSTS.map(([label, key, format]) => ({ label, format, ratios: known.map(({ cost }) => cost[key]) })).filter(
+    ({ ratios }) => ratios.some(({ a, b }) => a !== null || b !== null),
+  );
+  if (known.length < each.length || rows.length === 0) return null;
   return (
-    <section className="box scroll-x">
-      <header>
-        <h2 className="h2">Cost</h2>
-      </header>
+    <Box title="Cost">
       <table className="grid-table">
-        <thead>
-          <tr>
-            <th scope="col">Of the run</th>
-            {labels.map((label) => (
-              <th scope="col" key={label}>
-                {label}
-              </th>
-            ))}
-            <th scope="col">Ratio</th>
-          </tr>
-        </thead>
+        <TableHead cells={["Of the run", ...labels.map((label, index) => ({ key: String(index), label }))]} />
         <tbody>
-          {shown.map(([label, { a, b, ratio }, format]) => (
+          {rows.map(({ label, format, ratios }) => (
             <tr key={label}>
               <td>{label}</td>
-              <td>{format(a)}</td>
-              <td>{format(b)}</td>
-              <td>{ratio === null ? "—" : `${ratio.toFixed(2)}×`}</td>
+              <td>{format(ratios[0]?.a ?? null)}</td>
+              {ratios.map((ratio, index) => (
+                <td key={index}>
+                  {format(ratio.b)} <RatioMark ratio={ratio} />
+                </td>
+              ))}
             </tr>
           ))}
         </tbody>
       </table>
-    </section>
+    </Box>
   );
+}
+
+function RatioMark({ ratio: { ratio } }: { ratio: Ratio }) {
+  return ratio === null ? null : <span className="ink-3">{ratio.toFixed(2)}×</span>;
 }

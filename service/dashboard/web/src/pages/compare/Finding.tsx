@@ -1,15 +1,15 @@
 /** The comparison in a sentence, as the service words it, with what each run's own record adds. */
 
-import type { Resource } from "../../api/resource.ts";
 import type { Comparison, Run } from "../../api/types.ts";
 import { Key } from "../../components/controls.tsx";
 import { OrderingMark, Sentence } from "../../components/marks.tsx";
 import { formatInteger } from "../../format/number.ts";
 import { words } from "../../format/words.ts";
 import { poisonedSince } from "../runs/columns.tsx";
+import type { Comparisons } from "./useComparisons.ts";
 
 interface Props {
-  comparison: Resource<Comparison>;
+  comparisons: Comparisons;
   runs: readonly Run[];
   labels: readonly string[];
   onZoom: (() => void) | null;
@@ -21,29 +21,20 @@ export function headline({ first_divergence: divergence, bit_equal_until: until 
   return `Bit-equal until step ${formatInteger(until)}.`;
 }
 
-export function Finding({ comparison, runs, labels, onZoom }: Props) {
-  const { data, error } = comparison;
+export function Finding({ comparisons, runs, labels, onZoom }: Props) {
+  const { each, error } = comparisons;
   const isPoisoned = runs.some((run) => poisonedSince(run) !== null);
-  if (data === undefined) {
+  if (each.every((comparison) => comparison === undefined)) {
     return (
       <div className="finding">
         <p className="ink-2">{error ? error.message : "Comparing …"}</p>
       </div>
     );
   }
-  const divergence = data.first_divergence;
   return (
     <div className={isPoisoned ? "finding nonfinite-edge" : "finding"}>
       <div>
-        <p>
-          <b>{headline(data)}</b> <span className="ink-2">{data.explanation}</span>
-          {divergence?.parameter && (
-            <span className="ink-2">
-              {" "}
-              Most of all in <code>{divergence.parameter}</code>.
-            </span>
-          )}
-        </p>
+        {each.length === 1 ? <One comparison={each[0]} /> : <Several each={each} runs={runs} labels={labels} />}
         {runs.map((run, index) =>
           run.verdict === null ? null : (
             <p key={run.id} className="ink-2">
@@ -52,7 +43,7 @@ export function Finding({ comparison, runs, labels, onZoom }: Props) {
             </p>
           ),
         )}
-        <SharedProof comparison={data} />
+        <SharedProof each={each} />
       </div>
       {onZoom && (
         <button type="button" className="btn" onClick={onZoom}>
@@ -63,9 +54,63 @@ export function Finding({ comparison, runs, labels, onZoom }: Props) {
   );
 }
 
+function One({ comparison }: { comparison: Comparison | undefined }) {
+  if (comparison === undefined) return null;
+  return (
+    <p>
+      <b>{headline(comparison)}</b> <span className="ink-2"><Sentence text={comparison.explanation} /></span>
+      {comparison.first_divergence?.parameter && (
+        <span className="ink-2">
+          {" "}
+          Most of all in <code>{comparison.first_divergence.parameter}</code>.
+        </span>
+      )}
+    </p>
+  );
+}
+
+/** Of more than two runs each is held against the first: a sentence a run. */
+function Several({ each, runs, labels }: { each: Comparisons["each"]; runs: readonly Run[]; labels: readonly string[] }) {
+  const [first] = runs;
+  return (
+    <>
+      <p className="ink-2">
+        Against {first && <OrderingMark ordering={first.spec.step_ordering} label={labels[0]} />}:
+      </p>
+      <ul className="against">
+        {each.map((comparison, index) => {
+          const run = runs[index + 1];
+          if (run === undefined) return null;
+          return (
+            <li key={run.id}>
+              <OrderingMark ordering={run.spec.step_ordering} label={labels[index + 1]} />{" "}
+              {comparison === undefined ? (
+                <span className="ink-3">Comparing …</span>
+              ) : (
+                <>
+                  <b>{headline(comparison)}</b> <span className="ink-2"><Sentence text={comparison.explanation} /></span>
+                </>
+              )}
+            </li>
+          );
+        })}
+      </ul>
+    </>
+  );
+}
+
+/** Equal only where all are, different where one is, and not said where one has no hash. */
+function allEqual(values: readonly (boolean | null)[]): boolean | null {
+  if (values.includes(false)) return false;
+  return values.includes(null) || values.length === 0 ? null : true;
+}
+
 /** Equal data and equal starts are proven by hash; where one is not, the comparison must not be trusted blindly. */
-function SharedProof({ comparison }: { comparison: Comparison }) {
-  const { data, initial_parameters: start } = comparison.shared;
+function SharedProof({ each }: { each: Comparisons["each"] }) {
+  const shared = each.flatMap((comparison) => comparison?.shared ?? []);
+  if (shared.length < each.length) return null;
+  const data = allEqual(shared.map((one) => one.data));
+  const start = allEqual(shared.map((one) => one.initial_parameters));
   const parts = [
     data === null ? null : data ? "same data" : "different data",
     start === null ? null : start ? "same initial parameters" : "different initial parameters",

@@ -1,6 +1,7 @@
 /** The attempts of a run, newest first: ranks and their GPUs, start-up, environment, and why each ended. */
 
 import type { Attempt, Run } from "../../api/types.ts";
+import { Box, left, TableHead } from "../../components/Box.tsx";
 import { StatusMark } from "../../components/marks.tsx";
 import { EmptyState } from "../../components/states.tsx";
 import { Ago, Elapsed } from "../../components/time.tsx";
@@ -43,23 +44,9 @@ function AttemptCard({ attempt }: { attempt: Attempt }) {
         </p>
       )}
       <div className="attempt-grid">
-        <div className="box scroll-x">
-          <header>
-            <h3 className="h2">Ranks</h3>
-            <span className="aside num">{attempt.ranks.length}</span>
-          </header>
+        <Box title="Ranks" level={3} aside={attempt.ranks.length}>
           <table className="grid-table">
-            <thead>
-              <tr>
-                <th scope="col">Rank</th>
-                <th scope="col" className="left">
-                  Device
-                </th>
-                <th scope="col">GPU</th>
-                <th scope="col">Node</th>
-                <th scope="col">pid</th>
-              </tr>
-            </thead>
+            <TableHead cells={["Rank", left("Device"), "GPU", "Node", "pid"]} />
             <tbody>
               {attempt.ranks.map((rank) => (
                 <tr key={rank.rank}>
@@ -72,12 +59,9 @@ function AttemptCard({ attempt }: { attempt: Attempt }) {
               ))}
             </tbody>
           </table>
-        </div>
+        </Box>
         <PhaseTimeline attempt={attempt} />
-        <div className="box">
-          <header>
-            <h3 className="h2">Record</h3>
-          </header>
+        <Box title="Record" level={3}>
           <dl className="kv body">
             <dt>First step</dt>
             <dd>{formatInteger(attempt.first_step)}</dd>
@@ -89,7 +73,7 @@ function AttemptCard({ attempt }: { attempt: Attempt }) {
               <Entry key={key} name={key} value={value} />
             ))}
           </dl>
-        </div>
+        </Box>
       </div>
     </section>
   );

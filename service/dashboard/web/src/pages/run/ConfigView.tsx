@@ -5,8 +5,9 @@ import { useState } from "react";
 import { useResource } from "../../api/resource.ts";
 import { defaultOf, isPlainObject, loadSpecSchema, variantFor, type SpecSchema } from "../../api/schema.ts";
 import type { Run } from "../../api/types.ts";
+import { left, TableHead } from "../../components/Box.tsx";
 import { Segments } from "../../components/controls.tsx";
-import { SpecValue } from "../../components/marks.tsx";
+import { SpecRow } from "../../components/SpecRow.tsx";
 import { copyText } from "../../components/toast.tsx";
 import { flatten } from "../../format/spec.ts";
 
@@ -65,30 +66,20 @@ export default function ConfigView({ run }: { run: Run }) {
       </div>
       <div className="box scroll-x">
         <table className="grid-table config">
-          <thead>
-            <tr>
-              <th scope="col">Field</th>
-              <th scope="col" className="left">
-                Value
-              </th>
-              <th scope="col" className="left">
-                Default
-              </th>
-              <th scope="col">From</th>
-            </tr>
-          </thead>
+          <TableHead cells={["Field", left("Value"), left("Default"), "From"]} />
           <tbody>
             {shown.map(({ path, value, standard, isSet }) => (
-              <tr key={path} className={isSet ? "is-set" : undefined}>
-                <td className="mono">{path}</td>
-                <td className="left wrap">
-                  <SpecValue path={path} value={value} />
-                </td>
-                <td className="left ink-3">
-                  {defaults === null ? "" : <SpecValue path={path} value={standard} />}
-                </td>
+              <SpecRow
+                key={path}
+                path={path}
+                isSet={isSet}
+                cells={[
+                  { key: "value", value, className: "left wrap" },
+                  { key: "default", value: standard, className: "left ink-3", isBlank: defaults === null },
+                ]}
+              >
                 <td className="ink-3">{defaults === null ? "" : isSet ? "spec" : "default"}</td>
-              </tr>
+              </SpecRow>
             ))}
           </tbody>
         </table>

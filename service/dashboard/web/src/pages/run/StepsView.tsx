@@ -6,6 +6,7 @@ import { runPath } from "../../api/client.ts";
 import type { Run } from "../../api/types.ts";
 import { ChartStack } from "../../charts/ChartStack.tsx";
 import { traceIdentity } from "../../charts/identity.ts";
+import { OverflowTable } from "../../charts/OverflowTable.tsx";
 import { PANELS } from "../../charts/panels.ts";
 import { Readout } from "../../charts/Readout.tsx";
 import { around, setWindow, useChartState, useWindow } from "../../charts/useChartState.ts";
@@ -13,10 +14,13 @@ import { useTraces } from "../../charts/useTraces.ts";
 import { Key, Segments } from "../../components/controls.tsx";
 import { EmptyState, ErrorState, LoadingState } from "../../components/states.tsx";
 import { formatInteger } from "../../format/number.ts";
+import { useQuery } from "../../routing/router.tsx";
 import { poisonedSince } from "../runs/columns.tsx";
 import { EventList } from "./EventList.tsx";
-import { OverflowList } from "./OverflowList.tsx";
+import { loadPanels } from "./load.ts";
+import { LoadBox } from "./LoadBox.tsx";
 import { PhaseTimeline } from "./PhaseTimeline.tsx";
+import { useLoad } from "./useLoad.ts";
 
 const LAST_STEPS = 5000;
 
@@ -30,6 +34,12 @@ export function StepsView({ run }: { run: Run }) {
   const landmark = poisonedSince(run) ?? trace?.overflow[0]?.[0] ?? null;
   const chart = useChartState(traces, run.spec.steps, landmark);
   const recorded = run.summary?.steps ?? 0;
+  const load = useLoad(run);
+  const [hidden, setHidden] = useQuery("load");
+  const panels = useMemo(
+    () => (load.clock === null || hidden === "off" ? [] : loadPanels(load.samples, load.clock)),
+    [load.samples, load.clock, hidden],
+  );
 
   if (error && traces.length === 0) return <ErrorState error={error} />;
   const hasSteps = trace !== undefined && trace.last >= 0;
@@ -53,6 +63,16 @@ export function StepsView({ run }: { run: Run }) {
               else setWindow(null);
             }}
           />
+          {load.samples.length > 0 && (
+            <button
+              type="button"
+              className="btn"
+              aria-pressed={hidden !== "off"}
+              onClick={() => setHidden(hidden === "off" ? null : "off")}
+            >
+              System load
+            </button>
+          )}
           <span className="grow" />
           <span className="label">{trace && rangeWords(chart.range, trace.last, trace.exact)}</span>
         </div>
@@ -60,6 +80,7 @@ export function StepsView({ run }: { run: Run }) {
           <ChartStack
             traces={traces}
             panels={PANELS}
+            more={panels}
             range={chart.range}
             locked={chart.locked}
             onHover={chart.onHover}
@@ -82,8 +103,9 @@ export function StepsView({ run }: { run: Run }) {
       </div>
       <aside aria-label="Details">
         {hasSteps && <Readout traces={traces} step={chart.shown} isLocked={chart.locked !== null} />}
-        {hasSteps && trace.overflow.length > 0 && (
-          <OverflowList trace={trace} locked={chart.locked} onLock={chart.onLock} />
+        {hasSteps && <OverflowTable traces={traces} locked={chart.locked} onLock={chart.onLock} />}
+        {load.samples.length > 0 && hidden !== "off" && (
+          <LoadBox samples={load.samples} clock={load.clock} step={chart.locked ?? chart.pointed} />
         )}
         <EventList path={runPath(run.id, "events")} mark={`${run.status} ${run.attempts?.length ?? 0}`} />
         <PhaseTimeline attempt={run.attempts?.at(-1)} />

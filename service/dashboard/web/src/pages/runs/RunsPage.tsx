@@ -9,27 +9,20 @@ import { useShortcuts } from "../../components/keyboard.tsx";
 import { EmptyState, ErrorState, LoadingState } from "../../components/states.tsx";
 import { useTitle } from "../../components/title.ts";
 import { copyText } from "../../components/toast.tsx";
-import { plural } from "../../format/number.ts";
+import { formatInteger, plural } from "../../format/number.ts";
 import { changeQuery, href, Link, navigate, runHref, usePlace } from "../../routing/router.tsx";
 import { COLUMNS, DEFAULT_COLUMNS, readColumns, writeColumns } from "./columns.tsx";
+import { countOf, segmentOf, SEGMENTS, totalOf, useRunCounts, withoutSegment } from "./counts.ts";
 import { FilterField } from "./FilterField.tsx";
 import { GROUPINGS, groupRuns } from "./grouping.ts";
 import { compareHref } from "./links.ts";
-import { splitQuery, withToken } from "./query.ts";
+import { withToken } from "./query.ts";
 import { RunTable } from "./RunTable.tsx";
 import { MOST_COMPARED, SelectionBar } from "./SelectionBar.tsx";
 import { useRunList } from "./useRunList.ts";
 import { SavedViews } from "./SavedViews.tsx";
 
 const DEFAULT_SORT = "-created_at";
-const SEGMENTS = [
-  { value: "", label: "All" },
-  { value: "status:running", label: "Running" },
-  { value: "status:queued", label: "Queued" },
-  { value: "verdict:dies", label: "Died" },
-  { value: "verdict:trains", label: "Trains" },
-] as const;
-
 interface ExperimentList {
   experiments: { id: string; name: string }[];
 }
@@ -44,6 +37,7 @@ export function RunsPage() {
   const columnsText = address.get("cols");
 
   const list = useRunList(query, sort);
+  const counts = useRunCounts(query);
   const experiments = useResource<ExperimentList>(group === "experiment" ? "/experiments" : null);
   const visible = useMemo(() => readColumns(columnsText), [columnsText]);
   const selected = useMemo(() => new Set(selectedText.split(",").filter(Boolean)), [selectedText]);
@@ -94,9 +88,8 @@ export function RunsPage() {
     },
   });
 
-  const segment = SEGMENTS.find(({ value }) => value !== "" && splitQuery(query).includes(value))?.value ?? "";
   const setSegment = (value: string) => {
-    const cleared = withToken(withToken(query, "status", null), "verdict", null);
+    const cleared = withoutSegment(query);
     setQuery(value === "" ? cleared : withToken(cleared, value.split(":")[0] as string, value));
   };
   const toggleColumn = (id: string) => {
@@ -111,9 +104,17 @@ export function RunsPage() {
     <main className="page runs-page" id="main" tabIndex={-1}>
       <div className="row wrap-row">
         <h1 className="h1">Runs</h1>
-        <span className="ink-3 num beside-h1">{list.isLoading ? "" : countText(list.runs.length, list.hasMore)}</span>
+        <span className="ink-3 num beside-h1">{list.isLoading ? "" : countText(list.runs.length, list.hasMore, totalOf(query, counts))}</span>
         <span className="grow" />
-        <Segments label="Which runs" options={SEGMENTS} value={segment} onChange={setSegment} />
+        <Segments
+          label="Which runs"
+          options={SEGMENTS.map(({ value, label }) => ({
+            value,
+            label: counts === undefined ? label : `${label} ${formatInteger(countOf(value, counts))}`,
+          }))}
+          value={segmentOf(query)}
+          onChange={setSegment}
+        />
       </div>
       <div className="row wrap-row tools">
         <FilterField
@@ -208,8 +209,9 @@ export function RunsPage() {
   );
 }
 
-function countText(loaded: number, hasMore: boolean): string {
-  return hasMore ? `the first ${loaded.toLocaleString("en-US")}` : plural(loaded, "run");
+function countText(loaded: number, hasMore: boolean, total: number | null): string {
+  if (total !== null) return plural(total, "run");
+  return hasMore ? `the first ${formatInteger(loaded)}` : plural(loaded, "run");
 }
 
 function RunsBody(props: { list: ReturnType<typeof useRunList>; hasFilter: boolean; children: React.ReactNode }) {

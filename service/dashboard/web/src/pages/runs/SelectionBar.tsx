@@ -1,12 +1,13 @@
 /** What can be done with the selected runs, and what sets them apart. */
 
-import { requestJson, runPath } from "../../api/client.ts";
+import { requestJson, runPath, type RequestOptions } from "../../api/client.ts";
 import type { Run } from "../../api/types.ts";
 import { ConfirmButton, Key } from "../../components/controls.tsx";
 import { showError, showToast } from "../../components/toast.tsx";
 import { plural } from "../../format/number.ts";
 import { differences, isLabel } from "../../format/spec.ts";
 import { TERMINAL } from "../../format/words.ts";
+import { TagMenu, type TagChange } from "./TagMenu.tsx";
 
 export const MOST_COMPARED = 8;
 
@@ -21,13 +22,23 @@ function describe(runs: readonly Run[]): string {
   return `${seed}differ in ${paths.length <= 3 ? paths.join(", ") : `${paths.length} fields`}`;
 }
 
-async function commandEach(runs: readonly Run[], command: "stop" | "retry"): Promise<void> {
+async function askEach(runs: readonly Run[], verb: string | null, options: RequestOptions, notice: string): Promise<void> {
   const results = await Promise.allSettled(
-    runs.map((run) => requestJson(runPath(run.id, command), { method: "POST" })),
+    runs.map((run) => requestJson(verb === null ? runPath(run.id) : runPath(run.id, verb), options)),
   );
   const failed = results.filter((result) => result.status === "rejected");
   if (failed[0]) showError(failed[0].reason);
-  else showToast(`${command === "stop" ? "Stopping" : "Retrying"} ${plural(runs.length, "run")}.`);
+  else showToast(`${notice} ${plural(runs.length, "run")}.`);
+}
+
+function commandEach(runs: readonly Run[], verb: "stop" | "retry"): void {
+  void askEach(runs, verb, { method: "POST" }, verb === "stop" ? "Stopping" : "Retrying");
+}
+
+function tagEach(runs: readonly Run[], change: TagChange): void {
+  const [added] = change.add_tags ?? [];
+  const notice = added === undefined ? `Took ${change.remove_tags?.[0]} off` : `Put ${added} on`;
+  void askEach(runs, null, { method: "PATCH", body: change }, notice);
 }
 
 interface Props {
@@ -57,14 +68,15 @@ export function SelectionBar({ ids, runs, onCompare, onClear }: Props) {
         <ConfirmButton
           label={`Stop ${live.length}`}
           confirm={`Stop ${live.length} now?`}
-          onConfirm={() => void commandEach(live, "stop")}
+          onConfirm={() => commandEach(live, "stop")}
         />
       )}
       {ended.length > 0 && (
-        <button type="button" className="btn" onClick={() => void commandEach(ended, "retry")}>
+        <button type="button" className="btn" onClick={() => commandEach(ended, "retry")}>
           Retry {ended.length}
         </button>
       )}
+      <TagMenu runs={runs} onChange={(change) => tagEach(runs, change)} />
       <button type="button" className="btn" onClick={onClear}>
         Clear <Key>Esc</Key>
       </button>

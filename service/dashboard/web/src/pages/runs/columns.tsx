@@ -13,10 +13,10 @@ import {
   StatusMark,
   VerdictChip,
 } from "../../components/marks.tsx";
+import { RunLink } from "../../components/RunLink.tsx";
 import { LossSparkline } from "../../components/Sparkline.tsx";
 import { Ago, Elapsed } from "../../components/time.tsx";
 import { formatInteger, formatLoss, formatScalar, plural, toNumber } from "../../format/number.ts";
-import { Link, runHref } from "../../routing/router.tsx";
 
 export interface RunColumn {
   id: string;
@@ -79,9 +79,7 @@ export const COLUMNS: readonly RunColumn[] = [
     sort: "name",
     cell: (run) => (
       <span className="run-name">
-        <Link to={runHref(run.id)} className="mono" title={run.name}>
-          {run.name}
-        </Link>
+        <RunLink id={run.id} name={run.name} />
         <span className="ink-3">{taskLabel(run)}</span>
       </span>
     ),

@@ -14,6 +14,7 @@ import { navigate, runHref, useQuery } from "../../routing/router.tsx";
 import { compareHref } from "../runs/links.ts";
 import { checkSpec, PRESETS, writePath, type Path, type Spec } from "./fields.ts";
 import { SchemaField, type FormContext } from "./SchemaField.tsx";
+import { useValidation } from "./useValidation.ts";
 
 const YamlEditor = lazy(() => import("./YamlEditor.tsx"));
 
@@ -52,6 +53,8 @@ function SubmitForm({ schema, start }: { schema: SpecSchema; start: Spec | null 
   const [refusal, setRefusal] = useState<ApiError | null>(null);
   const [isBusy, setIsBusy] = useState(false);
   const issues = useMemo(() => checkSpec(spec, schema), [spec, schema]);
+  const [isReadable, setIsReadable] = useState(true);
+  const validation = useValidation(spec, issues.length === 0 && isReadable && refusal === null);
   // One key a form: a second press, or a repeat after a lost answer, makes no second run.
   const idempotencyKey = useRef(crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`);
 
@@ -62,6 +65,7 @@ function SubmitForm({ schema, start }: { schema: SpecSchema; start: Spec | null 
   };
   const replace = (next: Spec) => {
     change(next);
+    setIsReadable(true);
     setEdition(edition + 1); // fields keep what is typed in them; a new spec needs new fields
   };
   const send = async (work: () => Promise<string>) => {
@@ -85,8 +89,8 @@ function SubmitForm({ schema, start }: { schema: SpecSchema; start: Spec | null 
     return compareHref(made.runs.map((run) => run.id));
   };
 
-  const problems = new Map<string, string>();
-  if (refusal?.problem.field) problems.set(refusal.problem.field, problemText(refusal));
+  const shownRefusal = refusal ?? validation;
+  const problems = problemsByField(shownRefusal);
   const context: FormContext = {
     spec,
     resolve: schema.resolve,
@@ -112,26 +116,27 @@ function SubmitForm({ schema, start }: { schema: SpecSchema; start: Spec | null 
             ]}
             onChange={(value) => {
               setShape(value === "yaml" ? value : null);
+              setIsReadable(true);
               setEdition(edition + 1);
             }}
           />
         </div>
         {isYaml ? (
           <Suspense fallback={<LoadingState what="the editor" />}>
-            <YamlEditor key={edition} spec={spec} onChange={change} />
+            <YamlEditor key={edition} spec={spec} onChange={change} onReadable={setIsReadable} />
           </Suspense>
         ) : (
           <FormFields key={edition} schema={schema} context={context} />
         )}
-        <Refusal error={refusal} issues={issues} />
+        <Refusal error={shownRefusal} isAnswer={refusal !== null} issues={issues} />
         <div className="row wrap-row submit-actions">
-          <button type="submit" className="btn primary" disabled={isBusy || issues.length > 0}>
+          <button type="submit" className="btn primary" disabled={isBusy || !isReadable || issues.length > 0}>
             Submit run
           </button>
           <button
             type="button"
             className="btn"
-            disabled={isBusy || issues.length > 0}
+            disabled={isBusy || !isReadable || issues.length > 0}
             onClick={() => void send(submitPair)}
             title="Two runs that differ in step_ordering only, compared live"
           >
@@ -173,8 +178,17 @@ function SubmitForm({ schema, start }: { schema: SpecSchema; start: Spec | null 
   );
 }
 
-function problemText(error: ApiError): string {
-  return [error.problem.detail ?? error.problem.title, error.problem.remedy].filter(Boolean).join("; ");
+function problemText({ problem }: ApiError): string {
+  return [problem.detail ?? problem.title, problem.remedy].filter(Boolean).join("; ");
+}
+
+/** Everything the service has against the spec, by field; it lists all where it is more than one thing. */
+function problemsByField(error: ApiError | null): Map<string, string> {
+  if (error === null) return new Map();
+  const said = [...(error.problem.errors ?? []), error.problem];
+  return new Map(
+    said.flatMap(({ field, detail, remedy }) => (field ? [[field, [detail, remedy].filter(Boolean).join("; ")] as const] : [])),
+  );
 }
 
 function FormFields({ schema, context }: { schema: SpecSchema; context: FormContext }) {
@@ -201,11 +215,18 @@ function FormFields({ schema, context }: { schema: SpecSchema; context: FormCont
   );
 }
 
-function Refusal({ error, issues }: { error: ApiError | null; issues: readonly { path: string; message: string }[] }) {
+interface RefusalProps {
+  error: ApiError | null;
+  /** Whether it answers a submission: then the reader is led to it. While one types the page must not move. */
+  isAnswer: boolean;
+  issues: readonly { path: string; message: string }[];
+}
+
+function Refusal({ error, isAnswer, issues }: RefusalProps) {
   const box = useRef<HTMLDivElement>(null);
   useEffect(() => {
-    if (error !== null) box.current?.scrollIntoView({ block: "nearest" });
-  }, [error]);
+    if (isAnswer) box.current?.scrollIntoView({ block: "nearest" });
+  }, [isAnswer, error]);
   if (error === null && issues.length === 0) return null;
   return (
     <div className="finding" role="alert" ref={box}>

@@ -9,6 +9,8 @@ import type { Spec } from "./fields.ts";
 interface Props {
   spec: Spec;
   onChange: (spec: Spec) => void;
+  /** Whether what stands here can be read: while it cannot, the spec is still the last one that could. */
+  onReadable: (isReadable: boolean) => void;
 }
 
 function readYaml(text: string): Spec | string {
@@ -20,7 +22,7 @@ function readYaml(text: string): Spec | string {
   }
 }
 
-export default function YamlEditor({ spec, onChange }: Props) {
+export default function YamlEditor({ spec, onChange, onReadable }: Props) {
   const [text, setText] = useState(() => (Object.keys(spec).length === 0 ? "" : stringify(spec)));
   const [problem, setProblem] = useState<string | null>(null);
   return (
@@ -38,6 +40,7 @@ export default function YamlEditor({ spec, onChange }: Props) {
         onChange={(event) => {
           setText(event.target.value);
           const read = readYaml(event.target.value);
+          onReadable(typeof read !== "string");
           if (typeof read === "string") setProblem(read);
           else {
             setProblem(null);
