@@ -16,6 +16,8 @@ export MUONSCOPE_HOME ?= $(CURDIR)/.muonscope
 # On machines without a GPU torch's compiler costs seconds of start and changes no number that is tested here.
 TEST_ENVIRONMENT := TORCHDYNAMO_DISABLE=1 OMP_NUM_THREADS=1 DS_ACCELERATOR=cpu
 PYTEST := $(TEST_ENVIRONMENT) $(BIN)/python -m pytest
+# Files that share what is slow to start stay together, in the order of tests/conftest.py.
+SIDE_BY_SIDE := --numprocesses logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 
 .PHONY: help
 help: ## List the commands.
@@ -67,7 +69,7 @@ format: .venv/installed-dev ## Put the code into the one format.
 	$(BIN)/ruff check --fix .
 
 test: check ## The checks, then every test that needs no GPU (ARGS="-k name" and others).
-	$(PYTEST) $(ARGS)
+	$(PYTEST) $(SIDE_BY_SIDE) $(ARGS)
 
 faults: .venv/installed-dev ## Kill, stop and fill things while runs train; minutes.
 	$(PYTEST) tests/faults -m 'not gpu' $(ARGS)
