@@ -16,8 +16,8 @@ export MUONSCOPE_HOME ?= $(CURDIR)/.muonscope
 # On machines without a GPU torch's compiler costs seconds of start and changes no number that is tested here.
 TEST_ENVIRONMENT := TORCHDYNAMO_DISABLE=1 OMP_NUM_THREADS=1 DS_ACCELERATOR=cpu
 PYTEST := $(TEST_ENVIRONMENT) $(BIN)/python -m pytest
-# Files that share what is slow to start stay together, in the order of tests/conftest.py.
-SIDE_BY_SIDE := --numprocesses logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+# What shares something slow to start stays together, as tests/conftest.py says.
+SIDE_BY_SIDE := --numprocesses logical --maxprocesses 4 --no-loadscope-reorder
 
 .PHONY: help
 help: ## List the commands.
@@ -68,11 +68,11 @@ format: .venv/installed-dev ## Put the code into the one format.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: check ## The checks, then every test that needs no GPU (ARGS="-k name" and others).
+test: check ## The checks, then every test but `faults` and those that need a GPU (ARGS="-k name" and others).
 	$(PYTEST) $(SIDE_BY_SIDE) $(ARGS)
 
 faults: .venv/installed-dev ## Kill, stop and fill things while runs train; minutes.
-	$(PYTEST) tests/faults -m 'not gpu' $(ARGS)
+	$(PYTEST) tests/faults tests/integration -m faults $(ARGS)
 
 soak: .venv/installed-dev ## Kill parts at random under short runs for two minutes (ARGS="--seconds 900 --runs 60").
 	$(TEST_ENVIRONMENT) $(BIN)/python -m tests.faults.soak $(ARGS)

@@ -18,15 +18,14 @@ QUICK = {"retry_backoff_s": 0.2, "stop_grace_s": 2}
 SHORT_LEASE = {"heartbeat_s": 1, "lease_s": 6}
 TRAINING = {**QUICK, "heartbeat_s": 2, "lease_s": 10, "stall_limit_s": 8, "allow_tasks": TASKS}
 
-# Of the faults that take long, what `make test` injects as well: the promise that all others rest on.
-ALWAYS = "test_f1_a_killed_controller_adopts_its_run_and_the_record_is_whole"
+# Bad input and strangers at the door are refused in milliseconds: `make test` has these as well.
+ALWAYS = ("test_security.py", "test_register.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what trains, fills disks or waits for locks: minutes, for `make faults`."""
+    """Mark what kills, fills disks or waits for locks: minutes, for `make faults`."""
     for item in items:
-        is_long = "training" in getattr(item, "fixturenames", ()) or item.name.startswith(("test_f7", "test_f8"))
-        if item.path.is_relative_to(Path(__file__).parent) and is_long and item.name != ALWAYS:
+        if item.path.is_relative_to(Path(__file__).parent) and item.path.name not in ALWAYS:
             item.add_marker(pytest.mark.faults)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from muonscope.contract.run_spec import RunSpec
 from muonscope.contract.status import AttemptStatus, FailureKind, Phase, Precision
@@ -137,6 +138,7 @@ def test_a_heartbeats_answer_can_ask_for_the_stop(cluster: LocalRay) -> None:
         assert cluster.job_exit_code(controller.attempt_id) == 130
 
 
+@pytest.mark.faults
 def test_training_goes_on_while_the_controller_is_away_and_nothing_is_lost(cluster: LocalRay) -> None:
     with attempt_of(cluster, {**CALM, "steps": 120}) as controller:
         wait_for_steps(controller)
@@ -154,6 +156,7 @@ def test_training_goes_on_while_the_controller_is_away_and_nothing_is_lost(clust
     assert controller.outcome.declared_steps == 120
 
 
+@pytest.mark.faults
 def test_a_killed_shipper_is_replaced_and_nothing_is_lost(cluster: LocalRay) -> None:
     with attempt_of(cluster, {**CALM, "steps": 120}) as controller:
         wait_for_steps(controller)
@@ -168,6 +171,7 @@ def test_a_killed_shipper_is_replaced_and_nothing_is_lost(cluster: LocalRay) -> 
     assert sorted(controller.records) == list(range(120))
 
 
+@pytest.mark.faults
 def test_a_killed_rank_is_named_and_the_other_does_not_hang(cluster: LocalRay) -> None:
     with attempt_of(cluster, ENDLESS) as controller:
         wait_for_steps(controller)
@@ -183,6 +187,7 @@ def test_a_killed_rank_is_named_and_the_other_does_not_hang(cluster: LocalRay) -
     assert outcome.declared_steps == len(controller.records)
 
 
+@pytest.mark.faults
 def test_a_stopped_rank_is_named_when_the_group_stalls(cluster: LocalRay) -> None:
     with attempt_of(cluster, ENDLESS, stall_limit_s=5.0) as controller:
         wait_for_steps(controller)
@@ -242,6 +247,7 @@ def test_a_rank_dies_with_its_actor(cluster: LocalRay) -> None:
     assert outcome.failure.kind is FailureKind.WORKER_DIED
 
 
+@pytest.mark.faults
 def test_the_last_rows_of_ranks_that_died_on_another_node_are_not_lost(cluster_of_two_nodes: LocalRay) -> None:
     with attempt_of(cluster_of_two_nodes, ENDLESS) as controller:
         wait_for_steps(controller)
