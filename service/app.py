@@ -12,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import GZipMiddleware
 
 from service.api import (
+    alerts,
     artifacts,
     attempts,
     cluster,
@@ -59,6 +60,7 @@ ROUTERS: Final = (
     experiments.router,
     attempts.router,
     queue.router,
+    alerts.router,
     cluster.router,
     health.router,
     metrics.router,

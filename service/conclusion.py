@@ -12,6 +12,7 @@ from muonscope.contract.status import AttemptStatus, FailureKind, RunStatus
 from service.analysis import verdicts
 from service.columns import StepColumns
 from service.store.attempts import AttemptRepository
+from service.store.events import EventRepository
 from service.store.models import Attempt, Run
 from service.store.nonfinite import PARAMETER_SCALAR, WHOLE_MODEL, NonfiniteRepository
 from service.store.parameters import ParameterRepository
@@ -110,6 +111,10 @@ def judge_run(session: Session, run: Run) -> None:
         return
     record = read_record(session, run)
     RunRepository(session).set_findings(run, [found.as_json() for found in verdicts.judge(record)])
+    if run.verdict is not None:
+        EventRepository(session).append(
+            "verdict", run=run, to_status=run.verdict, who="controller", why=run.verdict_evidence or ""
+        )
 
 
 def read_record(session: Session, run: Run) -> verdicts.RunRecord:

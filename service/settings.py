@@ -1,5 +1,6 @@
 """Where and how the service runs. Environment variables `MUONSCOPE_…`; what to train is the RunSpec's matter."""
 
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
@@ -63,6 +64,20 @@ class Settings(BaseSettings):
     retention_days: float | None = Field(None, gt=0)
     """Runs that ended longer ago are deleted, with record, checkpoints and logs; null keeps them all."""
 
+    alert_networks: CommaSeparated = ()
+    """Private networks (`10.1.0.0/16`) that webhooks may reach; without them only public addresses."""
+    alert_allow_http: bool = False
+    """Webhooks may go to `http://` addresses, where anyone on the way can read them."""
+    alert_key_file: Path | None = None
+    """The key that webhook secrets are derived from, shared by all controllers of one database; null is `alert.key`
+    under `home`, made when first needed."""
+    alert_attempts: int = Field(12, ge=1, le=100)
+    """How often a webhook is sent before it is given up."""
+    alert_backoff_s: float = Field(5.0, gt=0, le=3600)
+    """The pause after a webhook that was not taken; it doubles with each further one, up to an hour."""
+    alert_timeout_s: float = Field(10.0, gt=0, le=60)
+    """How long a webhook's receiver may take to answer."""
+
     max_body_bytes: int = Field(1024 * 1024, ge=1024)
     """The largest request body, telemetry aside."""
     max_telemetry_bytes: int = Field(64 * 1024 * 1024, ge=1024)
@@ -72,10 +87,18 @@ class Settings(BaseSettings):
     max_streams: int = Field(256, ge=1)
     """Live event streams served at once."""
 
-    @field_validator("allow_tasks", "allowed_hosts", mode="before")
+    @field_validator("allow_tasks", "allowed_hosts", "alert_networks", mode="before")
     @classmethod
     def _split_at_commas(cls, value: Any) -> Any:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("alert_networks", mode="after")
+    @classmethod
+    def _are_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for network in value:
+            # Its own message names the value and what is wrong with it.
+            ip_network(network)
+        return value
 
     @field_validator("home", mode="after")
     @classmethod
@@ -104,6 +127,10 @@ class Settings(BaseSettings):
     @property
     def effective_database_url(self) -> str:
         return self.database_url or f"sqlite:///{self.home / 'muonscope.db'}"
+
+    @property
+    def effective_alert_key_file(self) -> Path:
+        return self.alert_key_file or self.home / "alert.key"
 
     @property
     def effective_advertise_url(self) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from muonscope.cli import exit_codes, experiment_verbs, queue_verbs, run_verbs, system_verbs
+from muonscope.cli import alert_verbs, exit_codes, experiment_verbs, queue_verbs, run_verbs, system_verbs
 from muonscope.cli.bisect_verb import bisect
 from muonscope.cli.import_verb import import_log
 from muonscope.cli.screen import visible
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _VERBS: Final = (
     (re.compile(r"GET /runs(?![\w/])"), "`muonscope ls`"),
     (re.compile(r"GET /experiments(?![\w/])"), "`muonscope experiment ls`"),
+    (re.compile(r"GET /alerts(?![\w/])"), "`muonscope alert ls`"),
     (re.compile(r"POST /runs/(\w+)/stop"), r"`muonscope stop \1`"),
 )
 
@@ -44,6 +45,7 @@ experiment_verbs.add_to(app)
 app.command("bisect", rich_help_panel="Experiments")(bisect)
 app.command("import", rich_help_panel="Runs")(import_log)
 queue_verbs.add_to(app)
+alert_verbs.add_to(app)
 system_verbs.add_to(app)
 
 

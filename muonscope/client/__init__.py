@@ -1,6 +1,8 @@
 from muonscope.client.async_client import AsyncClient as AsyncClient
+from muonscope.client.models import Alert as Alert
 from muonscope.client.models import Attempt as Attempt
 from muonscope.client.models import Comparison as Comparison
+from muonscope.client.models import Delivery as Delivery
 from muonscope.client.models import Event as Event
 from muonscope.client.models import Experiment as Experiment
 from muonscope.client.models import HistoryEvent as HistoryEvent

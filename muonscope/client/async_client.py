@@ -21,7 +21,9 @@ from muonscope.client.exchange import (
     unreachable,
 )
 from muonscope.client.models import (
+    Alert,
     Comparison,
+    Delivery,
     Event,
     Experiment,
     HistoryEvent,
@@ -78,6 +80,7 @@ class AsyncClient:
         )
         self.runs = AsyncRuns(self)
         self.experiments = AsyncExperiments(self)
+        self.alerts = AsyncAlerts(self)
 
     async def __aenter__(self) -> Self:
         return self
@@ -366,3 +369,30 @@ class AsyncExperiments:
     async def table(self, experiment_id: str, form: str = "md") -> str:
         """Return the result as text: `md` or `csv`."""
         return await self._client.send(calls.get_experiment_table(experiment_id, form))
+
+
+class AsyncAlerts:
+    """`client.alerts`: runs that are watched, and the messages posted about them."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def create(self, name: str, url: str, when: Mapping[str, Any], *, tag: str | None = None) -> Alert:
+        """Watch runs from now on. The answer alone holds the secret that verifies the messages."""
+        return await self._client.send(calls.create_alert(name, url, when, tag))
+
+    async def list(self) -> Sequence[Alert]:
+        """Return all of them, oldest first."""
+        return (await self._client.send(calls.list_alerts())).items
+
+    async def delete(self, alert_id: str) -> None:
+        """Watch no more; what is not delivered yet is not sent."""
+        await self._client.send(calls.delete_alert(alert_id))
+
+    async def test(self, alert_id: str) -> Delivery:
+        """Queue a message that is about no run; `deliveries` tells how it went."""
+        return await self._client.send(calls.send_test(alert_id))
+
+    async def deliveries(self, alert_id: str, *, before: int | None = None, limit: int | None = None) -> Page[Delivery]:
+        """Return one page of what was sent, newest first; `before` is the page before's `next_cursor`."""
+        return await self._client.send(calls.list_deliveries(alert_id, before, limit))

@@ -12,7 +12,9 @@ from uuid import uuid4
 from pydantic import BaseModel
 
 from muonscope.client.models import (
+    Alert,
     Comparison,
+    Delivery,
     Event,
     Experiment,
     HistoryEvent,
@@ -180,6 +182,31 @@ def set_queue_limit(kind: str, name: str, max_gpus: float | None) -> Call[dict[s
     if max_gpus is None:
         return Call("DELETE", path, dict, is_repeatable=False)
     return Call("PUT", path, dict, body={"max_gpus": max_gpus})
+
+
+def create_alert(name: str, url: str, when: Mapping[str, Any], tag: str | None) -> Call[Alert]:
+    body = {"name": name, "url": url, "when": dict(when), "tag": tag}
+    return Call("POST", "/alerts", Alert.model_validate, body=body, is_repeatable=False)
+
+
+def list_alerts() -> Call[Page[Alert]]:
+    return Call("GET", "/alerts", _page_of(Alert, "alerts"))
+
+
+def delete_alert(alert_id: str) -> Call[None]:
+    def parse(_: Any) -> None:
+        return None
+
+    return Call("DELETE", f"/alerts/{_segment(alert_id)}", parse, is_repeatable=False, is_text=True)
+
+
+def send_test(alert_id: str) -> Call[Delivery]:
+    return Call("POST", f"/alerts/{_segment(alert_id)}/test", Delivery.model_validate, is_repeatable=False)
+
+
+def list_deliveries(alert_id: str, before: int | None = None, limit: int | None = None) -> Call[Page[Delivery]]:
+    parse = _page_of(Delivery, "deliveries", cursor_key="next_before")
+    return Call("GET", f"/alerts/{_segment(alert_id)}/deliveries", parse, params=_given(before=before, limit=limit))
 
 
 def get_cluster() -> Call[dict[str, Any]]:

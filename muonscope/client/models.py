@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from muonscope.contract.attempts import Failure, Number, ParameterFact
 from muonscope.contract.run_spec import RunSpec
-from muonscope.contract.status import AttemptStatus, MomentumUnit, RunStatus, Verdict
+from muonscope.contract.status import AttemptStatus, DeliveryStatus, MomentumUnit, RunStatus, Verdict
 
 Item = TypeVar("Item")
 
@@ -113,6 +113,38 @@ class Run(_Answer):
     def run_spec(self) -> RunSpec:
         """Parse the spec: fails only where a newer service knows fields that this version does not."""
         return RunSpec.model_validate(self.spec)
+
+
+class Alert(_Answer):
+    """A rule: which runs are watched, and where the message goes."""
+
+    id: str
+    name: str
+    url: str
+    """Without its path, which may hold a key."""
+    when: dict[str, Any]
+    tag: str | None = None
+    who: str = ""
+    created_at: datetime | None = None
+    secret: str | None = None
+    """Verifies the messages' signatures; only in the answer that made the alert."""
+
+
+class Delivery(_Answer):
+    """One message of an alert, and what became of it."""
+
+    id: str
+    """Sent as `webhook-id`, the same with every attempt."""
+    run_id: str | None = None
+    status: DeliveryStatus
+    attempts: int
+    next_try_at: datetime | None = None
+    response_code: int | None = None
+    response: str | None = None
+    error: str | None = None
+    body: str = ""
+    created_at: datetime | None = None
+    finished_at: datetime | None = None
 
 
 class Step(_Answer):

@@ -20,7 +20,9 @@ from muonscope.client.exchange import (
     unreachable,
 )
 from muonscope.client.models import (
+    Alert,
     Comparison,
+    Delivery,
     Event,
     Experiment,
     HistoryEvent,
@@ -77,6 +79,7 @@ class Client:
         )
         self.runs = Runs(self)
         self.experiments = Experiments(self)
+        self.alerts = Alerts(self)
 
     def __enter__(self) -> Self:
         return self
@@ -355,3 +358,30 @@ class Experiments:
     def table(self, experiment_id: str, form: str = "md") -> str:
         """Return the result as text: `md` or `csv`."""
         return self._client.send(calls.get_experiment_table(experiment_id, form))
+
+
+class Alerts:
+    """`client.alerts`: runs that are watched, and the messages posted about them."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def create(self, name: str, url: str, when: Mapping[str, Any], *, tag: str | None = None) -> Alert:
+        """Watch runs from now on. The answer alone holds the secret that verifies the messages."""
+        return self._client.send(calls.create_alert(name, url, when, tag))
+
+    def list(self) -> Sequence[Alert]:
+        """Return all of them, oldest first."""
+        return self._client.send(calls.list_alerts()).items
+
+    def delete(self, alert_id: str) -> None:
+        """Watch no more; what is not delivered yet is not sent."""
+        self._client.send(calls.delete_alert(alert_id))
+
+    def test(self, alert_id: str) -> Delivery:
+        """Queue a message that is about no run; `deliveries` tells how it went."""
+        return self._client.send(calls.send_test(alert_id))
+
+    def deliveries(self, alert_id: str, *, before: int | None = None, limit: int | None = None) -> Page[Delivery]:
+        """Return one page of what was sent, newest first; `before` is the page before's `next_cursor`."""
+        return self._client.send(calls.list_deliveries(alert_id, before, limit))

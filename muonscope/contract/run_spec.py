@@ -40,7 +40,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
-def _plain_text(value: str) -> str:
+def plain_text(value: str) -> str:
     """Refuse what no database or terminal can hold: NUL and lone surrogates."""
     if any(character in _SAFE_TEXT_FORBIDDEN for character in value):
         raise ValueError("must not contain a NUL character; remove it")
@@ -271,7 +271,7 @@ class RunSpec(_Part):
     @field_validator("name", "notes")
     @classmethod
     def _text_is_plain(cls, value: str) -> str:
-        return _plain_text(value)
+        return plain_text(value)
 
     @field_validator("name")
     @classmethod
@@ -283,7 +283,7 @@ class RunSpec(_Part):
     @field_validator("tags")
     @classmethod
     def _tags_are_plain(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(_plain_text(tag) for tag in value)
+        return tuple(plain_text(tag) for tag in value)
 
     @field_validator("ds_config")
     @classmethod
@@ -350,13 +350,13 @@ def _refuse_unstorable(value: Any, path: str, depth: int) -> None:
         raise ValueError(f"{path} is nested more than 16 levels deep; flatten it")
     if isinstance(value, dict):
         for key, item in value.items():
-            _plain_text(str(key))
+            plain_text(str(key))
             _refuse_unstorable(item, f"{path}.{key}", depth + 1)
     elif isinstance(value, list):
         for index, item in enumerate(value):
             _refuse_unstorable(item, f"{path}[{index}]", depth + 1)
     elif isinstance(value, str):
-        _plain_text(value)
+        plain_text(value)
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{path}={value} is not finite; give a finite number")
     elif isinstance(value, int) and abs(value) >= 2**63:

@@ -140,6 +140,23 @@ class LimitKind(StrEnum):
     TAG = "tag"
 
 
+class AlertKind(StrEnum):
+    """What an alert watches for in runs."""
+
+    VERDICT = "verdict"
+    STATUS = "status"
+    DISCARDED_SHARE = "discarded_share"
+    SILENCE = "silence"
+
+
+class DeliveryStatus(StrEnum):
+    """Where the message of an alert stands: still to be sent, taken by its receiver, or given up."""
+
+    PENDING = "pending"
+    DELIVERED = "delivered"
+    GIVEN_UP = "given_up"
+
+
 class Phase(StrEnum):
     """The stations between a submitted run and its first step, in order; each has a time in the attempt's record."""
 

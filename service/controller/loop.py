@@ -2,7 +2,7 @@
 
     observe   which attempts are live; how their jobs stand; what the cluster has     (HTTP, no transaction)
     decide    reconcile, then schedule, as pure functions; write what they say        (one transaction)
-    act       submit and stop jobs                                                    (HTTP, after the commit)
+    act       submit and stop jobs, send alerts                                       (HTTP, after the commit)
 
 A crash between commit and act leaves an attempt without a job, which the next tick finds and closes as lost; a crash
 after it leaves a job with an attempt, which the next tick adopts. Nothing is ever submitted without a row.
@@ -19,6 +19,7 @@ from typing import Any, Final
 from muonscope.contract.attempts import Failure
 from muonscope.contract.status import FailureKind, RunStatus
 from service.controller import transitions
+from service.controller.alerts import Deliverer, Evaluator, Message
 from service.controller.launcher import (
     ClusterResources,
     Job,
@@ -37,6 +38,7 @@ from service.settings import Settings
 from service.store.attempts import AttemptRepository
 from service.store.session import Database, Session
 from service.store.types import read_clock
+from service.webhooks import Sender
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +86,7 @@ class ControllerLoop:
         leadership: Leadership | None = None,
         on_change: Callable[[], None] = lambda: None,
         expected_gpus: float | None = None,
+        sender: Sender | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start nothing yet.
@@ -96,6 +99,7 @@ class ControllerLoop:
             leadership: whether this controller leads, where several may share the store; None always does.
             on_change: called, thread-safe, after a tick that changed rows.
             expected_gpus: what the cluster will have, where that is known before Ray is reached.
+            sender: sends webhooks; None is a plain one.
             clock: monotonic seconds.
         """
         self._database = database
@@ -108,6 +112,9 @@ class ControllerLoop:
         self._clock = clock
         self._policy = RetryPolicy(settings.max_attempts, settings.retry_backoff_s)
         self._planner = Planner(settings, self._policy)
+        self._evaluator = Evaluator()
+        self._deliverer = Deliverer(database, settings, leadership=leadership, sender=sender)
+        self._led_since = float("-inf")
         self._memory = _Memory()
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
@@ -212,6 +219,7 @@ class ControllerLoop:
             if self.standing_by is not None:
                 # Whatever was known is another's to know by the time this one leads.
                 self._memory, self._ticked_at = _Memory(), float("-inf")
+                self._led_since = float("-inf")
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), timeout=_STAND_BY_S)
                 continue
@@ -242,6 +250,8 @@ class ControllerLoop:
         situation = await self._observe(began)
         plan = await asyncio.to_thread(self._decide, situation)
         self._act(plan)
+        for message in await asyncio.to_thread(self._deliverer.due):
+            self._spawn(self._deliver(message))
         self._remember(plan, situation, began)
         self._ticked_at = self._clock()
         if plan.is_unfinished:
@@ -326,7 +336,16 @@ class ControllerLoop:
         with self._database.write() as session:
             if self._leadership is not None:
                 self._leadership.confirm(session)
-            return self._planner.plan(session, replace(situation, clock_jumped=self._clock_jumped(session)))
+            plan = self._planner.plan(session, replace(situation, clock_jumped=self._clock_jumped(session)))
+            plan.is_unfinished |= self._evaluator.evaluate(session, with_silence=self._could_be_heard())
+            return plan
+
+    def _could_be_heard(self) -> bool:
+        """Whether this one has led for long enough that workers would have reached it with their steps."""
+        now = self._clock()
+        if self._led_since == float("-inf") or now - self._ticked_at > self._settings.lease_s / 2:
+            self._led_since = now
+        return now - self._led_since >= self._settings.lease_s
 
     def _clock_jumped(self, session: Session) -> bool:
         """Whether the database's clock was set, or the machine slept, since the last tick."""
@@ -370,6 +389,11 @@ class ControllerLoop:
             self._memory.submitting.discard(submission_id)
             self._memory.submitted_at[submission_id] = self._clock()
             self._wake.set()
+
+    async def _deliver(self, message: Message) -> None:
+        await self._deliverer.deliver(message)
+        # The next one of its rule may have waited for this one.
+        self._wake.set()
 
     async def _stop(self, submission_id: str, why: str) -> None:
         try:

@@ -5,6 +5,7 @@
                    └─ run_summary, run_tag, parameter, queue_entry, checkpoint
 
     queue_state, queue_limit, leadership ─ controller
+    alert ─< alert_delivery
 
 A non-finite scalar is stored as NULL with its kind in the row's `nonfinite_mask`, on both databases: SQLite keeps no
 NaN at all, and one representation is one truth. NULL with mask 0 is "not measured". The view `step_current` shows,
@@ -38,6 +39,7 @@ from muonscope.contract.status import (
     StepOrdering,
     Verdict,
 )
+from service.store.alert_models import Alert, AlertDelivery
 from service.store.base import Base
 from service.store.types import RowId, StoredText, words
 
@@ -232,6 +234,8 @@ class Attempt(Base):
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
+    stepped_at: Mapped[datetime | None]
+    """When the newest of its steps was stored; null before the first."""
 
     run: Mapped[Run] = relationship(back_populates="attempts", lazy="raise")
 
@@ -475,6 +479,8 @@ event.listen(Base.metadata, "before_drop", DDL("DROP VIEW IF EXISTS step_current
 
 __all__ = [
     "STEP_CURRENT",
+    "Alert",
+    "AlertDelivery",
     "Attempt",
     "AttemptLog",
     "Base",

@@ -33,6 +33,7 @@ from service.store.step_rows import (
     to_rows,
 )
 from service.store.summary import add_steps
+from service.store.types import read_clock
 
 MAX_PAGE: Final = 10_000
 _TABLE: Final = Step.__table__
@@ -144,6 +145,7 @@ class StepRepository:
         self._note_transitions(attempt, batch, columns, is_append=is_append)
         attempt.stored_steps += len(columns)
         attempt.next_step = max(expected, int(columns.step[-1]) + 1)
+        attempt.stepped_at = read_clock(self._session)
         RunRepository(self._session).touch(attempt.run)
 
     def _tell_gaps(self, attempt: Attempt, steps: Integers, expected: int) -> None:

@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from muonscope.client import AsyncClient, Client
-from muonscope.client.async_client import AsyncExperiments, AsyncRuns
-from muonscope.client.sync_client import Experiments, Runs
+from muonscope.client.async_client import AsyncAlerts, AsyncExperiments, AsyncRuns
+from muonscope.client.sync_client import Alerts, Experiments, Runs
 from muonscope.errors import InvalidRequest
 from tests.unit.client.fake_service import TRAINED, FakeService, problem, run_json
 
@@ -21,7 +21,9 @@ def public(kind: type) -> dict[str, inspect.Signature]:
     }
 
 
-@pytest.mark.parametrize(("one", "other"), [(Client, AsyncClient), (Runs, AsyncRuns), (Experiments, AsyncExperiments)])
+@pytest.mark.parametrize(
+    ("one", "other"), [(Client, AsyncClient), (Runs, AsyncRuns), (Experiments, AsyncExperiments), (Alerts, AsyncAlerts)]
+)
 def test_both_clients_have_the_same_methods_with_the_same_parameters(one: type, other: type) -> None:
     def parameters(kind: type) -> dict[str, list[str]]:
         return {name: [str(each) for each in signature.parameters.values()] for name, signature in public(kind).items()}
