@@ -28,6 +28,8 @@ ENUMS = (
     status.Phase,
     status.QueueMode,
     status.LimitKind,
+    status.AlertKind,
+    status.DeliveryStatus,
 )
 
 

@@ -47,6 +47,8 @@ IDLE_LIMIT_S: Final = 3600.0
 # One that stands on another DeepSpeed release serves an experiment: a bisect would leave a dozen of them behind.
 RELEASE_IDLE_LIMIT_S: Final = 60.0
 UPGRADE_CHECK_S: Final = 15.0
+# What a server that has ended leaves behind is kept as long, for whoever asks why.
+LEFTOVER_AGE_S: Final = 3600.0
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
 
@@ -230,6 +232,38 @@ def _close(descriptors: list[int]) -> None:
         os.close(descriptor)
 
 
+def take_lock(path: Path) -> int | None:
+    """Lock a socket's lock file; None where the server that serves it holds it."""
+    while True:
+        descriptor = os.open(lock_path(path), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_nlink:
+                return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        # Swept away between opening and locking: the next server would lock another file.
+        os.close(descriptor)
+
+
+def sweep(folder: Path) -> None:
+    """Remove the files of servers that have ended some time ago; those of living ones are locked and stay."""
+    for lock in folder.glob("*.lock"):
+        with suppress(OSError):
+            descriptor = os.open(lock, os.O_RDWR)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                files = [lock.with_suffix(suffix) for suffix in (".log", ".sock", ".new", ".lock")]
+                newest = max(file.stat().st_mtime for file in files if file.exists())
+                if time.time() - newest > LEFTOVER_AGE_S:
+                    # The lock last: while it is there, it is held.
+                    for file in files:
+                        file.unlink(missing_ok=True)
+            finally:
+                os.close(descriptor)
+
+
 _lock = -1
 
 
@@ -242,11 +276,11 @@ def main() -> None:
     # A grandchild belongs to nobody here: Ray's clean-up of a worker's children would end it with its first client.
     if os.fork():
         os._exit(0)
-    _lock = os.open(lock_path(arguments.socket), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    taken = take_lock(arguments.socket)
+    if taken is None:
         os._exit(0)
+    _lock = taken
+    sweep(arguments.socket.parent)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     # Libraries keep threads of their own after import (numpy's), which no copy needs; Python 3.12 warns of each.
     warnings.filterwarnings(

@@ -9,7 +9,17 @@ import json
 import math
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from muonscope.contract.refusals import SUPPORTED_ORDERINGS as SUPPORTED_ORDERINGS
 from muonscope.contract.refusals import unsupported_reason as unsupported_reason
@@ -51,6 +61,22 @@ def plain_text(value: str) -> str:
     return value
 
 
+def _refuse_other_than_number(value: Any) -> Any:
+    """Refuse what would be read as a number: `zero_stage: true` is no stage 1, and "1" may be anything."""
+    if isinstance(value, bool | str):
+        raise ValueError(f"{value!r} is no integer; give an integer")
+    return value
+
+
+def _refuse_bool(value: Any) -> Any:
+    # A text is read: YAML takes 1e-3 for one.
+    if isinstance(value, bool):
+        raise ValueError(f"{value!r} is no number; give a number")
+    return value
+
+
+Integer = Annotated[int, BeforeValidator(_refuse_other_than_number)]
+Real = Annotated[float, BeforeValidator(_refuse_bool)]
 PlainText = Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
 
 
@@ -68,8 +94,8 @@ class SimpleModelTask(_Part):
     """Biased square linears on one fixed batch: the 30-step table."""
 
     name: Literal["simple_model"] = "simple_model"
-    hidden_size: int = Field(128, ge=1, le=8192)
-    num_layers: int = Field(5, ge=1, le=256)
+    hidden_size: Integer = Field(128, ge=1, le=8192)
+    num_layers: Integer = Field(5, ge=1, le=256)
     fixed_batch: bool = True
     """The same batch every step; false draws a fresh one per step."""
 
@@ -78,8 +104,8 @@ class CalmBoomTask(_Part):
     """Two bias-free matrices, of which one overflows at `overflow_step` while the other stays finite."""
 
     name: Literal["calm_boom"] = "calm_boom"
-    width: int = Field(32, ge=2, le=8192)
-    overflow_step: int | None = Field(1, ge=0)
+    width: Integer = Field(32, ge=2, le=8192)
+    overflow_step: Integer | None = Field(1, ge=0)
     """Zero-based attempted step whose input overflows in `boom`; null for none."""
 
 
@@ -87,7 +113,7 @@ class MatrixPairTask(_Part):
     """Two bias-free square matrices; a step's samples stay the same however many micro-batches they are cut into."""
 
     name: Literal["matrix_pair"] = "matrix_pair"
-    width: int = Field(64, ge=2, le=8192)
+    width: Integer = Field(64, ge=2, le=8192)
 
 
 class ByteGptTask(_Part):
@@ -96,10 +122,10 @@ class ByteGptTask(_Part):
     name: Literal["byte_gpt"] = "byte_gpt"
     text: str | None = Field(None, max_length=4096)
     """A file or folder readable on every worker; null reads the Python standard library's own source."""
-    num_layers: int = Field(2, ge=1, le=96)
-    hidden_size: int = Field(64, ge=8, le=16384)
-    num_heads: int = Field(4, ge=1, le=256)
-    context_length: int = Field(64, ge=2, le=65536)
+    num_layers: Integer = Field(2, ge=1, le=96)
+    hidden_size: Integer = Field(64, ge=8, le=16384)
+    num_heads: Integer = Field(4, ge=1, le=256)
+    context_length: Integer = Field(64, ge=2, le=65536)
 
     @model_validator(mode="after")
     def _heads_divide_the_width(self) -> Self:
@@ -143,38 +169,38 @@ Task = Annotated[
 class LossScale(_Part):
     """The fp16 loss scaler. `static` replaces the dynamic one."""
 
-    initial_power: int = Field(16, ge=0, le=32)
+    initial_power: Integer = Field(16, ge=0, le=32)
     """The initial dynamic scale is 2 to this power."""
-    window: int = Field(1000, ge=1)
+    window: Integer = Field(1000, ge=1)
     """Steps without an overflow before the scale doubles."""
-    hysteresis: int = Field(2, ge=1)
+    hysteresis: Integer = Field(2, ge=1)
     """Overflows tolerated before the scale halves."""
-    minimum: int = Field(1, ge=1)
+    minimum: Integer = Field(1, ge=1)
     """An overflow at this scale ends the run."""
-    static: float | None = Field(None, gt=0)
+    static: Real | None = Field(None, gt=0)
     """A fixed scale; null scales dynamically."""
 
 
 class AdamSettings(_Part):
     """AdamW, for the parameters that Muon does not take."""
 
-    lr: float | None = Field(None, ge=0)
+    lr: Real | None = Field(None, ge=0)
     """Null takes the optimizer's `lr`."""
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.999, ge=0, lt=1)
-    eps: float = Field(1e-8, gt=0)
-    weight_decay: float | None = Field(None, ge=0)
+    beta1: Real = Field(0.9, ge=0, lt=1)
+    beta2: Real = Field(0.999, ge=0, lt=1)
+    eps: Real = Field(1e-8, gt=0)
+    weight_decay: Real | None = Field(None, ge=0)
     """Null takes the optimizer's `weight_decay`."""
 
 
 class LearningRateSchedule(_Part):
     """The learning rate over the run, as a share of the `lr` that each parameter group has."""
 
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: Integer = Field(0, ge=0)
     """The share rises evenly to 1 over so many steps; the first has 1 / warmup_steps of it."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
     """What follows, down to `final_share` at the run's last step."""
-    final_share: float = Field(0.0, ge=0, le=1)
+    final_share: Real = Field(0.0, ge=0, le=1)
     counts_discarded_steps: bool = False
     """A discarded step advances it as an applied one does; off, it waits, and the run ends before its last share."""
 
@@ -182,12 +208,12 @@ class LearningRateSchedule(_Part):
 class OptimizerSettings(_Part):
     """Muon and its AdamW companion."""
 
-    lr: float = Field(0.02, ge=0)
-    momentum: float = Field(0.95, ge=0, lt=1)
-    weight_decay: float = Field(0.0, ge=0)
+    lr: Real = Field(0.02, ge=0)
+    momentum: Real = Field(0.95, ge=0, lt=1)
+    weight_decay: Real = Field(0.0, ge=0)
     nesterov: bool = True
     ns_method: Literal["standard", "gram", "polar_express"] = "gram"
-    ns_steps: int = Field(5, ge=1, le=32)
+    ns_steps: Integer = Field(5, ge=1, le=32)
     adam: AdamSettings = AdamSettings()
     schedule: LearningRateSchedule | None = None
     """Null keeps the learning rate as it is."""
@@ -197,23 +223,23 @@ class Fault(_Part):
     """A planted non-finite gradient: the experiment's own, exact and repeatable overflow."""
 
     kind: Literal["inf", "nan"]
-    step: int = Field(ge=0)
-    rank: int = Field(0, ge=0)
-    micro_batch: int = Field(0, ge=0)
+    step: Integer = Field(ge=0)
+    rank: Integer = Field(0, ge=0)
+    micro_batch: Integer = Field(0, ge=0)
     parameter: str | None = Field(None, max_length=1000)
     """The parameter's name; null plants it in the loss, and so in every gradient."""
 
 
 class CheckpointPolicy(_Part):
-    every_steps: int | None = Field(None, ge=1)
+    every_steps: Integer | None = Field(None, ge=1)
     """Null writes none."""
-    keep: int = Field(2, ge=1, le=1000)
+    keep: Integer = Field(2, ge=1, le=1000)
 
 
 class Resources(_Part):
-    gpus_per_rank: float = Field(1.0, gt=0, le=1)
+    gpus_per_rank: Real = Field(1.0, gt=0, le=1)
     """A half puts two ranks on one GPU."""
-    memory_bytes: int | None = Field(None, ge=1)
+    memory_bytes: Integer | None = Field(None, ge=1)
 
 
 class DeepSpeedRelease(_Part):
@@ -236,22 +262,22 @@ class RunSpec(_Part):
     task: Task = SimpleModelTask()
     step_ordering: StepOrdering = StepOrdering.ORDERED
     implementation: Implementation = Implementation.MUON_CORE
-    zero_stage: int = Field(1, ge=1, le=3)
-    world_size: int = Field(1, ge=1, le=MAX_WORLD_SIZE)
+    zero_stage: Integer = Field(1, ge=1, le=3)
+    world_size: Integer = Field(1, ge=1, le=MAX_WORLD_SIZE)
     precision: Precision = Precision.FP16
     loss_scale: LossScale = LossScale()
     optimizer: OptimizerSettings = OptimizerSettings()
-    gradient_accumulation_steps: int = Field(1, ge=1, le=65536)
-    micro_batch_size: int = Field(4, ge=1, le=1_048_576)
+    gradient_accumulation_steps: Integer = Field(1, ge=1, le=65536)
+    micro_batch_size: Integer = Field(4, ge=1, le=1_048_576)
     """Samples per rank and micro-batch."""
-    gradient_clipping: float = Field(0.0, ge=0)
+    gradient_clipping: Real = Field(0.0, ge=0)
     """The largest allowed global gradient norm; 0 never clips."""
     clip_scope: Literal["gradient", "update", "muon_exempt"] = "gradient"
-    steps: int = Field(30, ge=1, le=MAX_STEPS)
+    steps: Integer = Field(30, ge=1, le=MAX_STEPS)
     """Attempted optimizer steps, discarded ones included."""
-    stop_after_discarded_steps: int | None = Field(None, ge=1)
+    stop_after_discarded_steps: Integer | None = Field(None, ge=1)
     """Ends the run after this many discarded steps in a row; null never does."""
-    seed: int = Field(0, ge=0, lt=2**63)
+    seed: Integer = Field(0, ge=0, lt=2**63)
     faults: tuple[Fault, ...] = Field((), max_length=10_000)
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     resources: Resources = Resources()
@@ -260,7 +286,7 @@ class RunSpec(_Part):
     """Further DeepSpeed settings, merged under DeepSpeed's own validation."""
     tags: tuple[PlainText, ...] = Field((), max_length=64)
     notes: str = Field("", max_length=20_000)
-    priority: int = Field(0, ge=-1000, le=1000)
+    priority: Integer = Field(0, ge=-1000, le=1000)
 
     @model_validator(mode="before")
     @classmethod

@@ -45,19 +45,22 @@ class Controller(Protocol):
         """Return the cluster's GPUs as last seen; None before Ray was first reached."""
 
 
-def get_database(request: Request) -> Database:
+# All of them are coroutines: FastAPI would send each plain function to a thread of its own, once a request.
+
+
+async def get_database(request: Request) -> Database:
     return cast(Database, request.app.state.database)
 
 
-def get_settings(request: Request) -> Settings:
+async def get_settings(request: Request) -> Settings:
     return cast(Settings, request.app.state.settings)
 
 
-def get_controller(request: Request) -> Controller:
+async def get_controller(request: Request) -> Controller:
     return cast(Controller, request.app.state.controller)
 
 
-def get_caller(request: Request) -> str:
+async def get_caller(request: Request) -> str:
     """Name who asks: whom their token proves them to be, else whom they say they are, else `api`."""
     proven = getattr(request.state, "caller", None)
     if isinstance(proven, str) and proven:

@@ -51,6 +51,7 @@ _KEPT_JOBS: Final = 100
 _STALE_TICK_S: Final = 15.0
 _STAND_BY_S: Final = 0.2
 _LONGEST_REST_S: Final = 0.5
+_HEAVY_TICK_S: Final = 0.03
 # Ray's count of used GPUs is this old at most; GPUs that a run of ours gave back are not taken for another's.
 _USAGE_LAG_S: Final = 8.0
 
@@ -129,6 +130,7 @@ class ControllerLoop:
         self._clock_lead: float | None = None
         self._is_prepared = False
         self._is_idle = False
+        self._is_filling = False
         self._problem: str | None = "Ray has not been reached yet"
         self._failure: str | None = None
         self._closed: str | None = None
@@ -234,8 +236,7 @@ class ControllerLoop:
                 # Whatever it was (a locked database, a bug), the next tick starts from rows and Ray again.
                 self._failure = f"the controller's last tick failed: {type(error).__name__}"
                 logger.exception("a tick failed", extra={"action": "tick_failed"})
-            # A burst of submissions, each of which wakes the loop, must not be made to wait for a tick each.
-            await asyncio.sleep(min(self._clock() - began, _LONGEST_REST_S))
+            await asyncio.sleep(self._rest_s(self._clock() - began))
             try:
                 pause = self._settings.tick_s * (5 if self._is_idle else 1)
                 await asyncio.wait_for(self._wake.wait(), timeout=pause)
@@ -243,6 +244,14 @@ class ControllerLoop:
                 continue
             if self._failure is not None:
                 await asyncio.sleep(min(self._settings.tick_s, 1.0))
+
+    def _rest_s(self, taken_s: float) -> float:
+        """How long to leave the store to others: a burst of submissions, each of which wakes the loop, waits for ticks.
+
+        A long line makes a tick long; one that started nothing finds little to start in the next moment either.
+        """
+        is_heavy = taken_s > _HEAVY_TICK_S and not self._is_filling
+        return min(taken_s * (10 if is_heavy else 1), _LONGEST_REST_S * (2 if is_heavy else 1))
 
     async def tick(self) -> None:
         """Observe, decide, act, once. Never called while another tick runs."""
@@ -413,4 +422,4 @@ class ControllerLoop:
         memory.stop_sent = {name: at for name, at in memory.stop_sent.items() if now - at < 60}
         memory.released += [(now, gpus) for name, gpus in memory.held.items() if name not in plan.held]
         memory.held = dict(plan.held)
-        self._is_idle = plan.is_idle
+        self._is_idle, self._is_filling = plan.is_idle, bool(plan.submissions)

@@ -25,7 +25,7 @@ from service.settings import Settings
 from service.store.attempts import AttemptRepository
 from service.store.checkpoints import CheckpointRepository
 from service.store.models import Attempt, Run
-from service.store.queue import Entry, QueueRepository, gpus_of
+from service.store.queue import QueueRepository, gpus_of
 from service.store.runs import RunRepository
 from service.store.session import Session
 from service.store.types import read_clock
@@ -37,6 +37,7 @@ WHO: Final = "controller"
 STARTS_A_TICK: Final = 4
 CLOSINGS_A_TICK: Final = 8
 REASONS_A_TICK: Final = 1000
+_NO_TAGS: Final[frozenset[str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +152,15 @@ class Planner:
         now = read_clock(session)
         capacity = None if situation.gpus is None else Capacity(situation.gpus, situation.foreign_gpus)
         schedule = decide_starts(
-            [self._queued(entry, tags, now) for entry in waiting],
-            [RunningRun(each.run_id, each.gpus, each.rank, each.owner, tags.get(each.run_id, frozenset()))
+            [
+                QueuedRun(
+                    entry.run_id, entry.gpus, entry.rank, entry.owner, tags.get(entry.run_id, _NO_TAGS),
+                    0.0 if entry.failed_at is None else self._pause(entry.failed_at, entry.attempts, now),
+                    entry.attempts,
+                )
+                for entry in waiting
+            ],
+            [RunningRun(each.run_id, each.gpus, each.rank, each.owner, tags.get(each.run_id, _NO_TAGS))
              for each in holding],
             capacity,
             limits=limits,
@@ -168,16 +176,10 @@ class Planner:
         plan.changed |= bool(news)
         plan.is_unfinished |= len(schedule.start) > len(starting) or len(news) > REASONS_A_TICK
 
-    def _queued(self, entry: Entry, tags: Mapping[int, frozenset[str]], now: datetime) -> QueuedRun:
-        pause = 0.0
-        if entry.failed_at is not None:
-            waited = (now - entry.failed_at).total_seconds()
-            # Negative where the clock was set back: nobody waits an hour for it to come round again.
-            pause = max(0.0, backoff_s(entry.attempts, self._policy) - waited) if waited >= 0 else 0.0
-        return QueuedRun(
-            entry.run_id, entry.gpus, entry.rank, entry.owner, tags.get(entry.run_id, frozenset()), pause,
-            entry.attempts,
-        )  # fmt: skip
+    def _pause(self, failed_at: datetime, attempts: int, now: datetime) -> float:
+        waited = (now - failed_at).total_seconds()
+        # Negative where the clock was set back: nobody waits an hour for it to come round again.
+        return max(0.0, backoff_s(attempts, self._policy) - waited) if waited >= 0 else 0.0
 
     def _attempted(self, session: Session, name: str, change: Callable[[], None]) -> bool:
         """Make one change under a savepoint: a row that refuses it must not keep all others from theirs."""

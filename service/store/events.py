@@ -1,6 +1,7 @@
 """Events: every status change and alarm, with who and why; added, never changed."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import func, select
@@ -25,6 +26,7 @@ class EventRepository:
         from_status: str | None = None,
         to_status: str | None = None,
         detail: dict[str, Any] | None = None,
+        at: datetime | None = None,
     ) -> Event:
         """Add one event, in the caller's transaction.
 
@@ -32,12 +34,13 @@ class EventRepository:
             kind: `run_status`, `attempt_status`, `alarm`, `gap`, or a word of the caller's, at most 32 characters.
             run: what it happened to; taken from `attempt` where that is given alone.
             attempt: the execution it happened in.
+            at: what the database's clock said in this transaction, where the caller has read it.
         """
         run_id = run.id if run is not None else attempt.run_id if attempt is not None else None
         row = Event(
             run_id=run_id,
             attempt=attempt.number if attempt is not None else None,
-            at=read_clock(self._session),
+            at=at if at is not None else read_clock(self._session),
             kind=kind,
             from_status=from_status,
             to_status=to_status,

@@ -98,8 +98,9 @@ class QueueRepository:
     def _entries(self, *, is_live: bool, limit: int | None) -> list[Entry]:
         table = _ENTRY.c
         query = select(*(table[name] for name in Entry._fields)).where(table.is_live == is_live)
-        rows = self._session.execute(query.order_by(table.rank, table.run_id).limit(limit))
-        return [Entry(*row) for row in rows]
+        # All at once: fetched one by one, ten thousand rows take a tick twice as long.
+        rows = self._session.execute(query.order_by(table.rank, table.run_id).limit(limit)).all()
+        return list(map(Entry._make, rows))
 
     def counts(self) -> tuple[int, int]:
         """Return how many runs wait and how many hold GPUs."""
@@ -168,12 +169,14 @@ class QueueRepository:
 
     def state(self) -> QueueState:
         """Return the queue's one row."""
-        state = self._session.get(QueueState, 1)
+        # Kept with the session: what nobody holds, the session forgets, and a submission asks twice.
+        state = self._session.info.get("queue_state") or self._session.get(QueueState, 1)
         if state is None:
             state = QueueState(id=1, mode=QueueMode.OPEN, aging_s=DEFAULT_AGING_S, who="store", why="made",
                                changed_at=read_clock(self._session))  # fmt: skip
             self._session.add(state)
             self._session.flush()
+        self._session.info["queue_state"] = state
         return state
 
     def set_mode(self, mode: QueueMode, *, who: str, why: str) -> bool:

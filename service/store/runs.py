@@ -141,7 +141,9 @@ class RunRepository:
         self._session.add(run)
         self._session.flush()
         QueueRepository(self._session).enter(run, is_new=True)
-        EventRepository(self._session).append("run_status", run=run, to_status=run.status, who=who, why=why)
+        EventRepository(self._session).append(
+            "run_status", run=run, to_status=run.status, who=who, why=why, at=run.created_at
+        )
         return run, True
 
     def _find_by_key(self, key: str) -> Run | None:
@@ -307,6 +309,7 @@ class RunRepository:
             who=who,
             why=why,
             detail=failure.model_dump(mode="json") if failure is not None else None,
+            at=now,
         )
 
     def _move_in_queue(self, run: Run, origin: RunStatus) -> None:

@@ -4,9 +4,11 @@ The cluster stands behind the launcher protocol; the service, its HTTP and its s
 numbers; `MUONSCOPE_BENCH_RUNS` makes the queue shorter for a trial.
 """
 
+import json
 import os
 import statistics
-import threading
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,18 +60,37 @@ def _timed_ticks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     yield taken
 
 
-def _submit(client: Any, numbers: Iterator[int], lock: threading.Lock, taken: list[float]) -> None:
-    while True:
-        with lock:
-            number = next(numbers, None)
-        if number is None:
-            return
-        # Every tenth takes eight GPUs, in three priorities.
-        body = {"world_size": 8 if number % 10 == 0 else 1, "priority": number % 3, "name": f"run {number}"}
-        began = time.perf_counter()
-        answer = client.post("/runs", json=body)
-        taken.append(time.perf_counter() - began)
-        assert answer.status_code == 201, answer.text
+_CLIENT = """
+import json, sys, threading, time
+import httpx
+url, runs, clients = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+taken, lock, numbers = [], threading.Lock(), iter(range(runs))
+def submit():
+    with httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
+        while True:
+            with lock:
+                number = next(numbers, None)
+            if number is None:
+                return
+            # Every tenth takes eight GPUs, in three priorities.
+            body = {"world_size": 8 if number % 10 == 0 else 1, "priority": number % 3, "name": f"run {number}"}
+            began = time.perf_counter()
+            answer = client.post("/runs", json=body)
+            taken.append(time.perf_counter() - began)
+            assert answer.status_code == 201, answer.text
+threads = [threading.Thread(target=submit) for _ in range(clients)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(json.dumps(taken))
+"""
+
+
+def _submit(url: str) -> list[float]:
+    """Submit RUNS runs from a process of its own, as users do, and return how long each answer took."""
+    command = [sys.executable, "-c", _CLIENT, url, str(RUNS), str(CLIENTS)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    taken: list[float] = json.loads(printed)
+    return taken
 
 
 def test_ten_thousand_queued_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,14 +100,8 @@ def test_ten_thousand_queued_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with _timed_ticks(monkeypatch) as ticks, serving(tmp_path, launcher) as client:
         client.post("/queue/pause")
         before = process.memory_info().rss
-        posts: list[float] = []
-        numbers, lock = iter(range(RUNS)), threading.Lock()
-        threads = [threading.Thread(target=_submit, args=(client, numbers, lock, posts)) for _ in range(CLIENTS)]
         began = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        posts = _submit(str(client.base_url))
         spent = time.perf_counter() - began
         assert len(posts) == RUNS
         _say(f"{RUNS} POST /runs from {CLIENTS} clients in {spent:.0f} s: median "

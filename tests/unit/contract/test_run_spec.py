@@ -154,3 +154,30 @@ def test_a_spec_without_a_schedule_keeps_the_fingerprint_it_had_before_there_wer
 
     assert RunSpec().fingerprint() == hashlib.sha256(canonical.encode()).hexdigest()
     assert RunSpec.model_validate({"optimizer": {"schedule": {}}}).fingerprint() != RunSpec().fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"zero_stage": True}, "zero_stage"),
+        ({"zero_stage": "1"}, "zero_stage"),
+        ({"steps": "30"}, "steps"),
+        ({"priority": False}, "priority"),
+        ({"checkpoint": {"every_steps": True}}, "every_steps"),
+        ({"loss_scale": {"window": "4"}}, "window"),
+        ({"faults": [{"kind": "inf", "step": "3"}]}, "step"),
+        ({"task": {"name": "byte_gpt", "num_layers": True}}, "num_layers"),
+    ],
+)
+def test_an_integer_is_neither_a_switch_nor_a_text(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        RunSpec.model_validate(fields)
+
+    (error,) = refused.value.errors()
+    assert error["loc"][-1] == field
+    assert "is no integer; give an integer" in error["msg"]
+
+
+def test_a_number_is_no_switch_and_may_be_written_as_yaml_reads_it() -> None:
+    assert "is no number; give a number" in refusal(gradient_clipping=True)
+    assert RunSpec.model_validate({"optimizer": {"lr": "1e-3"}, "steps": 30.0}).steps == 30

@@ -16,6 +16,7 @@ from muonscope.contract.run_spec import RunSpec
 from workers import fork_client
 from workers.environment import prepare_environment
 from workers.fork_client import RAYLET_VARIABLE, RankProcess, Surroundings, fork_rank, process_birth, server_socket
+from workers.fork_server import LEFTOVER_AGE_S, sweep, take_lock
 from workers.rank import Assignment
 from workers.spool import Destination
 
@@ -204,6 +205,64 @@ def test_a_server_that_cannot_start_is_reported_with_its_last_words(
 
     log = server_socket().with_suffix(".log")
     wait_for(lambda: "torch is broken here" in log.read_text(), "the reason")
+
+
+def test_ranks_that_ended_are_waited_for_and_stay_no_zombies(rank: RankProcess) -> None:
+    server = psutil.Process(psutil.Process(rank.pid).ppid())
+    others = [fork_rank() for _ in range(3)]
+    for other in others:
+        os.kill(other.pid, signal.SIGKILL)
+        assert "SIGKILL" in other.wait(10)
+        other.close()
+
+    assert [child.pid for child in server.children()] == [rank.pid]
+
+
+def test_files_of_ended_servers_are_swept_and_those_of_living_and_late_ones_kept(tmp_path: Path) -> None:
+    living = take_lock(tmp_path / "living.sock")
+    assert living is not None
+    for name in ("ended", "late"):
+        descriptor = take_lock(tmp_path / f"{name}.sock")
+        assert descriptor is not None
+        os.close(descriptor)
+    for name in ("living", "ended", "late"):
+        (tmp_path / f"{name}.log").write_text("its words")
+        age_s = 60 if name == "late" else 2 * LEFTOVER_AGE_S
+        for file in tmp_path.glob(f"{name}.*"):
+            os.utime(file, (time.time() - age_s,) * 2)
+
+    sweep(tmp_path)
+
+    assert {file.name for file in tmp_path.iterdir()} == {"living.lock", "living.log", "late.lock", "late.log"}
+    assert take_lock(tmp_path / "living.sock") is None
+    os.close(living)
+
+
+FORKING = """
+import os, socket, sys, time, types
+from pathlib import Path
+sys.modules["workers.rank"] = types.SimpleNamespace(serve=lambda *_: print("serves", flush=True))
+from workers import fork_server
+server = fork_server.ForkServer(Path(sys.argv[1]), None, "")
+fork_server._lock = os.open(os.devnull, os.O_RDONLY)
+client, _ = socket.socketpair()
+if os.fork() == 0:
+    while sys.argv[2] == "dies" and os.getppid() == server._pid:
+        time.sleep(0.001)
+    server._become_rank(client, [os.dup(0), os.dup(0), os.dup(1), os.dup(2)])
+if sys.argv[2] == "dies":
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.parametrize(("fate", "said"), [("lives", "serves\n"), ("dies", "")])
+def test_a_rank_whose_server_died_as_it_forked_ends_before_it_serves(fate: str, said: str, tmp_path: Path) -> None:
+    # Until all who could print are gone, the output stays open.
+    command = [sys.executable, "-c", FORKING, str(tmp_path / "a.sock"), fate]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+
+    assert (printed.stdout, printed.stderr) == (said, "")
 
 
 def test_ranks_die_with_a_killed_server_and_the_next_server_ends_with_its_ray_node(
