@@ -119,7 +119,9 @@ def send_test(
         alert, uid = alerts.get(alert_id), new_uid()
         body = message(uid, alert, None, what="test", why=f"a test, asked for by {caller}",
                        at=read_clock(session).isoformat())  # fmt: skip
-        shown = _present_delivery(alerts.post(alert, run_uid="", occurrence=f"test-{uid}", body=body, uid=uid))
+        row = alerts.post(alert, run_uid="", occurrence=f"test-{uid}", body=body, uid=uid)
+        assert row is not None
+        shown = _present_delivery(row)
     controller.wake()
     return shown
 

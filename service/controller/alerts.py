@@ -81,7 +81,12 @@ class Evaluator:
         newest_event, newest_revision = EventRepository(session).last_id(), RunRepository(session).last_revision()
         more = False
         for rule in rules:
-            condition = _CONDITION.validate_python(rule.condition)
+            try:
+                condition = _CONDITION.validate_python(rule.condition)
+            except ValueError as error:
+                # A newer version's, perhaps: it must not keep the queue from its tick.
+                logger.error("alert %s cannot be read: %s", rule.uid, error, extra={"action": "alert_unreadable"})
+                continue
             found = list(self._find(alerts, rule, condition, with_silence))
             is_cut = len(found) == MESSAGES_A_RULE
             for each in found:

@@ -105,8 +105,11 @@ class AlertRepository:
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
-    def post(self, alert: Alert, *, run_uid: str, occurrence: str, body: str, uid: str) -> AlertDelivery:
-        """Keep a message to be sent at once. A second one of the same occurrence is refused by the database."""
+    def post(self, alert: Alert, *, run_uid: str, occurrence: str, body: str, uid: str) -> AlertDelivery | None:
+        """Keep a message to be sent at once; None where one of the same occurrence is there already."""
+        same = select(AlertDelivery.id).where(AlertDelivery.alert_id == alert.id, AlertDelivery.run_uid == run_uid)
+        if self._session.scalars(same.where(AlertDelivery.occurrence == occurrence)).first() is not None:
+            return None
         now = read_clock(self._session)
         row = AlertDelivery(
             uid=uid, alert_id=alert.id, run_uid=run_uid, occurrence=occurrence, body=body,

@@ -296,3 +296,27 @@ def test_a_slow_receiver_takes_two_places_and_leaves_the_others_to_others(
     asyncio.run(ticks())
     assert len(receiver.bodies) == 4
     assert len(deliveries(desk.database, slow)) == 4
+
+
+def test_a_rule_that_looks_again_at_what_it_has_told_tells_it_once(desk: Desk, receiver: Receiver) -> None:
+    alert = watch(desk, receiver.url, kind="status", statuses=["failed"])
+    fail(desk)
+    desk.tick(2)
+    with desk.database.write() as session:
+        AlertRepository(session).get(alert).seen_event = 0
+    desk.tick(2)
+
+    assert len(receiver.bodies) == 1
+
+
+def test_a_rule_that_cannot_be_read_keeps_neither_the_queue_nor_other_rules_from_theirs(
+    desk: Desk, receiver: Receiver
+) -> None:
+    strange = watch(desk, receiver.url, kind="status", statuses=["failed"])
+    watch(desk, receiver.url, kind="status", statuses=["failed"])
+    with desk.database.write() as session:
+        AlertRepository(session).get(strange).condition = {"kind": "of a later version"}
+    uid = fail(desk)
+    desk.tick(2)
+
+    assert receiver.told == [f"run.failed {uid}"]
