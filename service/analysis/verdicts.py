@@ -19,7 +19,7 @@ import numpy as np
 
 from muonscope.contract.attempts import Failure, FinalState
 from muonscope.contract.status import FailureKind, Finding, RunStatus, Verdict
-from service.columns import FINITE, KIND_NAMES, StepColumns, norms_matrix
+from service.columns import FINITE, KIND_NAMES, NAN, StepColumns, norms_matrix
 
 SERIES: Final = ("loss_scale_before", "loss_scale_after", "loss", "momentum_norm", "nonfinite_parameters")
 """The series that `judge` reads."""
@@ -102,10 +102,12 @@ def _dies(record: RunRecord) -> Found | None:
     kept = np.flatnonzero(~record.columns.discarded)
     in_a_row = record.steps - (int(kept[-1]) + 1 if len(kept) else 0)
     scale = record.columns.values["loss_scale_after"][-1]
+    without_loss = in_a_row and (record.columns.kinds("loss")[-in_a_row:] == NAN).all()
     return Found(
         Verdict.DIES,
         f"Step {last + 1} overflowed with the loss scale at its minimum of {_number(scale)}, "
-        f"after {in_a_row} discarded steps in a row.",
+        f"after {in_a_row} discarded steps in a row."
+        + (" Their losses were NaN: no smaller scale would have helped." if without_loss else ""),
         last + 1,
         record.poison.parameter if record.poison is not None else None,
     )

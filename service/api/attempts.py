@@ -49,7 +49,7 @@ _WHO: Final = "workers"
 AttemptId = Annotated[str, Path(alias="attempt_id", max_length=64, examples=["run-abcdefghijkl-a1"])]
 
 
-def bearer_token(request: Request) -> str | None:
+async def bearer_token(request: Request) -> str | None:
     """Return the request's bearer token, None where it has none."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" and token.strip() else None

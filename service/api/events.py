@@ -32,7 +32,7 @@ _HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 LastEventId = Annotated[str | None, Header(description="The last id seen: the stream goes on after it.")]
 
 
-def get_feed(request: Request) -> ChangeFeed:
+async def get_feed(request: Request) -> ChangeFeed:
     feed: ChangeFeed = request.app.state.feed
     return feed
 

@@ -56,6 +56,14 @@ def test_a_run_that_falls_short_of_training_is_inconclusive_and_says_why(control
     assert len(judge(control)[0].evidence) > len("The record proves no verdict: .")
 
 
+def test_b07_a_death_of_nan_losses_says_so_and_one_of_overflows_does_not() -> None:
+    of_nan = columns(17, discarded=range(17), loss=[math.nan] * 17)
+    of_one_nan = columns(17, discarded=range(17), loss=[math.nan] * 16 + [1.0])
+
+    assert "Their losses were NaN" in found(changed(DEAD, columns=of_nan), Verdict.DIES).evidence
+    assert "NaN:" not in found(changed(DEAD, columns=of_one_nan), Verdict.DIES).evidence
+
+
 def test_the_published_death_is_all_it_is_with_its_steps() -> None:
     assert names(DEAD) == ["dies", "poisoned", "stalled"]
     dies = found(DEAD, Verdict.DIES)
