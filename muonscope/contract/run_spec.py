@@ -83,7 +83,7 @@ PlainText = Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
 def _plain_tag(value: str) -> str:
     if not value.strip():
         raise ValueError("a tag must not be blank; give it a word")
-    return _plain_text(value)
+    return plain_text(value)
 
 
 PlainTag = Annotated[PlainText, AfterValidator(_plain_tag)]
