@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=lacking))
 
 
-@pytest.fixture(scope="package")  # Playwright keeps an event loop running: none may be left to other tests
+@pytest.fixture(scope="module")  # Playwright keeps an event loop running: none may be left to other tests
 def browser() -> Iterator[Browser]:
     with launched() as browser:
         yield browser
