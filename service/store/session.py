@@ -7,10 +7,12 @@
 A database that cannot answer raises `service.errors.Unavailable`.
 
 The controller is the only writer. A lock orders its threads, so that no SQLite writer waits by polling and event ids
-become visible in their order on both databases.
+become visible in their order on both databases. A writer waits for that lock and for SQLite's together no longer than
+one limit: behind a locked database all that wait are refused at about the same time, not one after another.
 """
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +28,9 @@ from service.errors import Unavailable
 __all__ = ["Database", "Session"]
 
 _WRITE = "muonscope_write"
+_DEADLINE = "muonscope_deadline"
 _BUSY_TIMEOUT_S = 10.0
+_REMEDY = "try again; nothing of this request was stored"
 
 
 class Database:
@@ -63,7 +67,7 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Session]:
         """Give a session on one consistent snapshot; what it changes is thrown away."""
-        with _translated(), Session(self.engine, expire_on_commit=False, autoflush=False) as session:
+        with self._translated(), Session(self.engine, expire_on_commit=False, autoflush=False) as session:
             if not self.is_sqlite:
                 session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
             yield session
@@ -74,11 +78,36 @@ class Database:
 
         Args:
             durable: whether the commit must survive a power cut. PostgreSQL's always do.
+        Raises:
+            Unavailable: other writers held the database for as long as one may wait.
         """
-        with self._writer, _translated(), Session(self.engine, expire_on_commit=False) as session:
-            session.connection(execution_options={_WRITE: "FULL" if durable else "NORMAL"})
+        deadline = time.monotonic() + _BUSY_TIMEOUT_S
+        with self._turn(), self._translated(), Session(self.engine, expire_on_commit=False) as session:
+            session.connection(execution_options={_WRITE: "FULL" if durable else "NORMAL", _DEADLINE: deadline})
             yield session
             session.commit()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Tell "not now" (locked, unreachable, full) from a mistake of ours."""
+        try:
+            yield
+        # The driver's own where it was spoken to directly.
+        except (OperationalError, PoolTimeout, self.engine.dialect.loaded_dbapi.OperationalError) as error:
+            reason = error.orig if isinstance(error, OperationalError) else error
+            raise Unavailable(f"the database cannot answer now: {reason}", remedy=_REMEDY) from error
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Hold the place of this process's only writer."""
+        if not self._writer.acquire(timeout=_BUSY_TIMEOUT_S):
+            raise Unavailable(
+                f"the database cannot answer now: other writers have held it for {_BUSY_TIMEOUT_S:g} s", remedy=_REMEDY
+            )
+        try:
+            yield
+        finally:
+            self._writer.release()
 
     def ping(self) -> None:
         """Raise Unavailable when the database cannot answer."""
@@ -111,17 +140,10 @@ def _begin_sqlite(connection: Connection) -> None:
         return
     # SQLite refuses this inside a transaction; each writing one says it anew, for connections are pooled.
     connection.exec_driver_sql(f"PRAGMA synchronous = {synchronous}")
-    # Take the write lock now: a transaction that read first could not wait for it.
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    """Tell "not now" (locked, unreachable, full) from a mistake of ours."""
+    left_s = max(0.0, connection.get_execution_options()[_DEADLINE] - time.monotonic())
+    connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(left_s * 1000)}")
     try:
-        yield
-    except (OperationalError, PoolTimeout) as error:
-        reason = error.orig if isinstance(error, OperationalError) else error
-        raise Unavailable(
-            f"the database cannot answer now: {reason}", remedy="try again; nothing of this request was stored"
-        ) from error
+        # Take the write lock now: a transaction that read first could not wait for it.
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    finally:
+        connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(_BUSY_TIMEOUT_S * 1000)}")

@@ -71,6 +71,59 @@ def test_a_locked_database_is_unavailable_and_not_an_error_of_ours(
             pass
 
 
+def _write_both(database: Database, began: threading.Barrier) -> list[float | None]:
+    """Write from two threads at once; return how long each took to be refused, None where it was not."""
+    refused_after: list[float | None] = []
+
+    def write() -> None:
+        began.wait()
+        start = time.monotonic()
+        try:
+            with database.write() as session:
+                session.execute(text("UPDATE run SET name = 'y'"))
+        except Unavailable:
+            refused_after.append(time.monotonic() - start)
+        else:
+            refused_after.append(None)
+
+    threads = [threading.Thread(target=write) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return refused_after
+
+
+def test_all_that_wait_behind_a_locked_database_are_refused_within_one_limit(
+    sqlite_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.store.session._BUSY_TIMEOUT_S", 1.0)
+    with opened(f"sqlite:///{sqlite_database.path}") as impatient, sqlite_database.write() as session:
+        session.execute(text("UPDATE run SET name = 'x'"))
+        refused_after = _write_both(impatient, threading.Barrier(2))
+
+    # One after another, the second would have waited two limits.
+    assert len(refused_after) == 2
+    assert all(taken is not None and 0.9 < taken < 1.8 for taken in refused_after)
+
+
+def test_all_that_wait_get_their_turn_once_the_lock_is_let_go(sqlite_database: Database) -> None:
+    uid = queue_run(sqlite_database)
+    began = threading.Barrier(3)
+    with opened(f"sqlite:///{sqlite_database.path}") as patient:
+        refused_after: list[float | None] = []
+        writers = threading.Thread(target=lambda: refused_after.extend(_write_both(patient, began)))
+        with sqlite_database.write() as session:
+            session.execute(text("UPDATE run SET name = 'x'"))
+            writers.start()
+            began.wait()
+        writers.join()
+
+    assert refused_after == [None, None]
+    with sqlite_database.read() as session:
+        assert session.execute(select(Run.uid, Run.name)).all() == [(uid, "y")]
+
+
 def test_an_unreachable_database_is_unavailable() -> None:
     absent = Database("postgresql://nobody@/none?host=/nonexistent")
     with pytest.raises(Unavailable, match="cannot answer now"):
