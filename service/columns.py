@@ -102,20 +102,26 @@ def extremes(values: Floats, starts: Integers) -> Floats:
         (series, buckets, 2); NaN where a bucket has no finite value.
     """
     finite = np.isfinite(values)
-    low, high = np.where(finite, values, np.inf), np.where(finite, values, -np.inf)
-    smallest, largest = (
-        np.minimum.reduceat(low, starts, axis=1),
-        np.maximum.reduceat(high, starts, axis=1),
-    )
-    places = np.arange(values.shape[1])
-    bucket = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(places))))
-    far = len(places)
-    first_low = np.minimum.reduceat(np.where(low == smallest[:, bucket], places, far), starts, axis=1)
-    first_high = np.minimum.reduceat(np.where(high == largest[:, bucket], places, far), starts, axis=1)
-    falls = first_high < first_low
+    low = high = values
+    if not finite.all():
+        low, high = np.where(finite, values, np.inf), np.where(finite, values, -np.inf)
+    smallest, largest = np.minimum.reduceat(low, starts, axis=1), np.maximum.reduceat(high, starts, axis=1)
+    lengths = np.diff(np.append(starts, values.shape[1]))
+    falls = _first_places(high, largest, lengths) < _first_places(low, smallest, lengths)
     pairs = np.stack((np.where(falls, largest, smallest), np.where(falls, smallest, largest)), axis=2)
     pairs[smallest > largest] = np.nan
     return pairs
+
+
+def _first_places(values: Floats, extreme: Floats, lengths: Integers) -> Integers:
+    """Return where each bucket's extreme first occurs, as (series, buckets)."""
+    places = np.flatnonzero(values == np.repeat(extreme, lengths, axis=1))
+    series, points = np.divmod(places, values.shape[1])
+    buckets = series * len(lengths) + np.repeat(np.arange(len(lengths)), lengths)[points]
+    first = np.empty(extreme.size, np.int64)
+    # Of several assignments to one place the last one stays.
+    first[buckets[::-1]] = places[::-1]
+    return first.reshape(extreme.shape)
 
 
 def mask_kinds(masks: Integers, place: int) -> Integers:

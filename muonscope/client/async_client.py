@@ -308,6 +308,10 @@ class AsyncRuns:
                 yield item
             position = None if page.next_cursor is None else int(page.next_cursor)
 
+    async def parameter_series(self, run_id: str, index: int, *, max_points: int = 1000) -> Series:
+        """Return one parameter's momentum norms as columns for a chart, thinned to `max_points`."""
+        return await self._client.send(calls.get_parameter_series(run_id, index, max_points))
+
     def csv(self, run_id: str, *, start: int = 0, stop: int | None = None) -> AsyncIterator[str]:
         """Iterate over the pieces of a CSV file of every step."""
         return self._client.download(calls.download_steps(run_id, start, stop))

@@ -121,6 +121,11 @@ def list_parameter_steps(run_id: str, index: int, start: int | None = None) -> C
     return Call("GET", path, _page_of(ParameterStep, "steps", cursor_key="next_start"), params=_given(start=start))
 
 
+def get_parameter_series(run_id: str, index: int, max_points: int) -> Call[Series]:
+    path = f"/runs/{_segment(run_id)}/parameters/{index}/steps"
+    return Call("GET", path, Series.model_validate, params=_given(max_points=max_points))
+
+
 def list_events(run_id: str, after: int = 0) -> Call[list[HistoryEvent]]:
     def parse(answer: Any) -> list[HistoryEvent]:
         return [HistoryEvent.model_validate(event) for event in answer["events"]]

@@ -300,6 +300,10 @@ class Runs:
             yield from page.items
             position = None if page.next_cursor is None else int(page.next_cursor)
 
+    def parameter_series(self, run_id: str, index: int, *, max_points: int = 1000) -> Series:
+        """Return one parameter's momentum norms as columns for a chart, thinned to `max_points`."""
+        return self._client.send(calls.get_parameter_series(run_id, index, max_points))
+
     def csv(self, run_id: str, *, start: int = 0, stop: int | None = None) -> Iterator[str]:
         """Iterate over the pieces of a CSV file of every step."""
         return self._client.download(calls.download_steps(run_id, start, stop))

@@ -45,6 +45,9 @@ OVERFLOW, DISCARDED = 1, 2
 # The batch's columns, as array's type codes and their sizes: step, flags, present, the values, the number of norms.
 _CODES: Final = ("Q", "B", "I", *"d" * len(SCALARS), *"q" * len(COUNTS), "I")
 _WIDTHS: Final = tuple(array(code).itemsize for code in _CODES)
+# Where each stands in a payload: the record's fields without padding, then the number of norms.
+_OFFSETS: Final = tuple(accumulate(_WIDTHS, initial=0))[:-1]
+_HEAD_BYTES: Final = _RECORD.size + _COUNT.size
 
 
 class TelemetryError(ValueError):
@@ -142,15 +145,24 @@ def encode_batch(payloads: Sequence[bytes], *, epoch: int, rank: int = 0) -> byt
         epoch: the lease epoch of the attempt that ships them.
         rank: the rank that recorded them.
     """
-    heads = list(zip(*map(_RECORD.unpack_from, payloads), strict=True)) or [()] * (len(_CODES) - 1)
-    norms = [payload[_RECORD.size + _COUNT.size :] for payload in payloads]
-    # A row of heads is one field of all records: each becomes one column.
-    columns = [array(code, column).tobytes() for code, column in zip(_CODES[:-1], heads, strict=True)]
-    columns.append(array(_CODES[-1], [len(norm) // 4 for norm in norms]).tobytes())
-    columns.extend(norms)
+    heads = b"".join([payload[:_HEAD_BYTES] for payload in payloads])
+    if len(heads) != _HEAD_BYTES * len(payloads):
+        raise TelemetryError(f"a step record is shorter than {_HEAD_BYTES} bytes")
+    columns: list[bytes | bytearray] = [
+        _gathered(heads, offset, width) for offset, width in zip(_OFFSETS, _WIDTHS, strict=True)
+    ]
+    columns.extend([payload[_HEAD_BYTES:] for payload in payloads])
     header = {"schema_version": SCHEMA_VERSION, "epoch": epoch, "rank": rank, "count": len(payloads)}
     text = json.dumps(header, separators=(",", ":")).encode()
     return MAGIC + _COUNT.pack(len(text)) + text + zlib.compress(b"".join(columns), 1)
+
+
+def _gathered(heads: bytes, offset: int, width: int) -> bytearray:
+    """Make one field of all records a column: a byte of all records at a time, not a record at a time."""
+    column = bytearray(len(heads) // _HEAD_BYTES * width)
+    for byte in range(width):
+        column[byte::width] = heads[offset + byte :: _HEAD_BYTES]
+    return column
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,16 @@ class ParameterStepsOut(Out):
     next_start: int | None
 
 
+class ParameterSeriesOut(Out):
+    """One parameter's columns for a chart."""
+
+    series: dict[str, list[Measurement]]
+    """`step` and `momentum_norm`, equally long."""
+    nonfinite_runs: dict[str, list[NonfiniteRunOut]]
+    """Of `momentum_norm`, exact."""
+    exact: bool
+
+
 STEP_KEYS = ("step", "attempt", *STEP_FIELDS[1:])
 
 
@@ -156,6 +166,11 @@ def thinned_json(outline: Outline | StepColumns, max_points: int) -> dict[str, A
     else:
         thinned, marks = thin(outline, max_points), Marks.of(outline)
     return {**_series(*thinned), **_runs(marks, list(outline.values)), "exact": False}
+
+
+def parameter_series_json(document: dict[str, Any]) -> dict[str, Any]:
+    """Leave of columns for a chart what one parameter has of its own."""
+    return {name: document[name] for name in ("series", "nonfinite_runs", "exact")}
 
 
 def _series(steps: Integers, series: dict[str, tuple[Floats, Flags]]) -> dict[str, Any]:

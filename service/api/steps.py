@@ -11,11 +11,13 @@ from service.api.dependencies import DatabaseDependency
 from service.api.schemas import PROBLEMS
 from service.api.step_exports import MEDIA_TYPES, export_steps
 from service.api.step_schemas import (
+    ParameterSeriesOut,
     ParametersOut,
     ParameterStepsOut,
     SeriesOut,
     StepsOut,
     parameter_json,
+    parameter_series_json,
     parameter_step_json,
     series_json,
     step_json,
@@ -40,6 +42,17 @@ Start = Annotated[int, Query(ge=0, le=_LARGEST_STEP, description="The first step
 Stop = Annotated[int | None, Query(ge=0, le=_LARGEST_STEP, description="The step to end before; absent: no end.")]
 
 
+MaxPoints = Annotated[
+    int | None,
+    Query(
+        ge=2,
+        le=MAX_POINTS,
+        description="Answer with columns for a chart: exact up to 20,000 steps, beyond them at most this many "
+        "points, the extremes of each bucket of 24 steps or more.",
+    ),
+]
+
+
 @router.get(
     "/{run_id}/steps",
     summary="Read a run's steps, every one of them exact",
@@ -57,14 +70,7 @@ def get_steps(
     start: Start = 0,
     stop: Stop = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE, description="Rows a page.")] = 1000,
-    max_points: Annotated[
-        int | None,
-        Query(
-            ge=2, le=MAX_POINTS,
-            description="Answer with columns for a chart: exact up to 20,000 steps, beyond them at most this many "
-            "points, the extremes of each bucket of 24 steps or more.",
-        ),
-    ] = None,
+    max_points: MaxPoints = None,
     fields: Annotated[str | None, Query(max_length=1000, description="Columns wanted, with commas between.")] = None,
     format: Annotated[
         Literal["json", "csv", "parquet", "arrow"],
@@ -95,7 +101,7 @@ def get_parameters(run_id: RunId, database: DatabaseDependency) -> ParametersOut
 @router.get(
     "/{run_id}/parameters/{index}/steps",
     summary="Read one parameter's momentum norm after each step",
-    responses={200: {"model": ParameterStepsOut}},
+    responses={200: {"model": ParameterStepsOut | ParameterSeriesOut}},
     response_class=Response,
 )
 def get_parameter_steps(
@@ -105,10 +111,13 @@ def get_parameter_steps(
     start: Start = 0,
     stop: Stop = None,
     limit: Annotated[int, Query(ge=1, le=MAX_POINTS, description="Rows a page.")] = 20_000,
+    max_points: MaxPoints = None,
 ) -> Response:
     with database.read() as session:
         run = RunRepository(session).get(run_id)
         parameter = ParameterRepository(session).get(run, index)
+        if max_points is not None:
+            return _json(_parameter_chart(session, run, parameter.index, start, stop, max_points))
         rows = StepRepository(session).parameter_norms(run, start=start, stop=stop, limit=limit + 1)
     found = [parameter_step_json(step, norms, parameter.index) for step, norms in rows[:limit]]
     return _json({"steps": found, "next_start": rows[limit][0] if len(rows) > limit else None})
@@ -124,6 +133,18 @@ def _chart(
         return thinned_json(outline, max_points)
     columns = StepRepository(session).columns(run, names, start=start, stop=stop)
     return series_json(columns) if len(columns) <= few else thinned_json(columns, max_points)
+
+
+def _parameter_chart(
+    session: Session, run: Run, index: int, start: int, stop: int | None, max_points: int
+) -> dict[str, Any]:
+    """Do the same with one parameter's momentum norms."""
+    few = max(EXACT_UP_TO, max_points)
+    outline = OutlineRepository(session).read_parameter(run, index, start=start, stop=stop, longer_than=few)
+    if outline is not None:
+        return parameter_series_json(thinned_json(outline, max_points))
+    columns = StepRepository(session).parameter_columns(run, index, start=start, stop=stop)
+    return parameter_series_json(series_json(columns) if len(columns) <= few else thinned_json(columns, max_points))
 
 
 def _names(fields: str | None) -> tuple[str, ...]:

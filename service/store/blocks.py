@@ -19,6 +19,7 @@ from service.store.models import Block
 BLOCK_STEPS: Final = 480
 BUCKET_STEPS: Final = 24
 _BUCKETS: Final = BLOCK_STEPS // BUCKET_STEPS
+_SERIES_BYTES: Final = _BUCKETS * 2 * 8
 _SERIES: Final = (*SCALARS, *COUNTS)
 _STORED, _OVERFLOW, _DISCARDED, _KINDS_AT = 1, 2, 4, 3
 _SHIFTS: Final = 2 * np.arange(len(SCALARS))
@@ -59,10 +60,11 @@ class BlockRepository:
 
     def read(self, attempt_id: int, first: int, stop: int, names: Sequence[str]) -> Outline:
         """Return the attempt's blocks first <= number < stop."""
+        table = Block.__table__.c
         rows = self._session.execute(
-            select(*_COLUMNS)
-            .where(Block.attempt_id == attempt_id, Block.number >= first, Block.number < stop)
-            .order_by(Block.number)
+            select(table.number, table.first_step, table.last_step, table.extremes, table.marks)
+            .where(table.attempt_id == attempt_id, table.number >= first, table.number < stop)
+            .order_by(table.number)
         ).all()
         return _outline_of(rows, names)
 
@@ -146,27 +148,34 @@ def _marks_of(first_step: int, last_step: int, packed: bytes | None) -> Words:
 def _outline_of(rows: Sequence[Any], names: Sequence[str]) -> Outline:
     """Read blocks, rows of `_COLUMNS` in order, as an outline."""
     numbers, firsts, lasts = (np.array([row[place] for row in rows], np.int64) for place in range(3))
-    packed = np.frombuffer(b"".join([row[3] for row in rows]), "<f8").reshape(-1, len(_SERIES), _BUCKETS, 2)
     begins = (numbers[:, None] * BLOCK_STEPS + np.arange(_BUCKETS) * BUCKET_STEPS).astype(np.int64)
     first = np.maximum(begins, firsts[:, None]).reshape(-1)
     last = np.minimum(begins + BUCKET_STEPS - 1, lasts[:, None]).reshape(-1)
+    values = {name: _pairs_of(rows, name) for name in names}
     kept = first <= last
-    values = {name: packed[:, _SERIES.index(name)].reshape(-1, 2)[kept] for name in names}
-    return Outline(first[kept], last[kept], values, _marked_steps(rows, names))
+    if not kept.all():
+        first, last, values = first[kept], last[kept], {name: pairs[kept] for name, pairs in values.items()}
+    return Outline(first, last, values, _marked_steps(rows, names))
+
+
+def _pairs_of(rows: Sequence[Any], name: str) -> Floats:
+    """Return one series of blocks as (buckets, 2): of a row's twelve only what is wanted is copied."""
+    begin = _SERIES.index(name) * _SERIES_BYTES
+    return np.frombuffer(b"".join([row[3][begin : begin + _SERIES_BYTES] for row in rows]), "<f8").reshape(-1, 2)
 
 
 def _marked_steps(rows: Sequence[Any], names: Sequence[str]) -> Marks:
     marked = [(row[0], zlib.decompress(row[4])) for row in rows if row[4] is not None]
-    words = np.frombuffer(b"".join([word for _, word in marked]), "<u4").astype(np.int64)
-    begins = np.array([number for number, _ in marked], np.int64) * BLOCK_STEPS
-    steps = (begins[:, None] + np.arange(BLOCK_STEPS)).reshape(-1)
-    stored = words & _STORED != 0
-    steps, words = steps[stored], words[stored]
-    masks = words >> _KINDS_AT
+    words = np.frombuffer(b"".join([word for _, word in marked]), "<u4")
+    # Of many marked blocks only few steps are not plain: the rest says nothing.
+    telling = np.flatnonzero((words & _STORED != 0) & (words != _STORED))
+    block, place = np.divmod(telling, BLOCK_STEPS)
+    found = words[telling].astype(np.int64)
+    masks = found >> _KINDS_AT
     return Marks(
-        step=steps,
-        overflow=words & _OVERFLOW != 0,
-        discarded=words & _DISCARDED != 0,
+        step=np.array([number for number, _ in marked], np.int64)[block] * BLOCK_STEPS + place,
+        overflow=found & _OVERFLOW != 0,
+        discarded=found & _DISCARDED != 0,
         kinds={name: mask_kinds(masks, SCALARS.index(name)) for name in names if name in SCALARS},
     )
 

@@ -1,8 +1,8 @@
 """The schema: what is kept of every experiment, run, attempt and step.
 
-    experiment ─< run ─< attempt ─< step, block, system_load, nonfinite_event
+    experiment ─< run ─< attempt ─< step, block, parameter_block, system_load, nonfinite_event
                    │  └< event            └< attempt_log
-                   └─ run_summary, run_tag, parameter, queue_entry, checkpoint
+                   └─ run_summary, run_tag, parameter, queue_entry, checkpoint, mirror
 
     queue_state, queue_limit, leadership ─ controller
     alert ─< alert_delivery
@@ -40,6 +40,7 @@ from muonscope.contract.status import (
 from service.store.alert_models import Alert, AlertDelivery
 from service.store.base import Base
 from service.store.control_models import Controller, Leadership, QueueLimit, QueueState
+from service.store.derived_models import Block, Mirror, ParameterBlock
 from service.store.types import RowId, StoredText, words
 
 STEP_CURRENT = """
@@ -285,25 +286,6 @@ class Step(Base):
     """Every trainable parameter's momentum norm after the step, float32 little-endian."""
 
 
-class Block(Base):
-    """480 steps of an attempt's rank 0 summed up for charts: derived from `step` by `blocks.py`, which can rebuild it.
-
-    480 steps make a row that fits one page of SQLite's.
-    """
-
-    __tablename__ = "block"
-
-    attempt_id: Mapped[int] = mapped_column(ForeignKey("attempt.id", ondelete="CASCADE"), primary_key=True)
-    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    """Its steps are 480 * number and those after it."""
-    first_step: Mapped[int]
-    last_step: Mapped[int]
-    extremes: Mapped[bytes]
-    """(series, 20 buckets of 24 steps, 2) float64 little-endian: smallest and largest finite value as they occur."""
-    marks: Mapped[bytes | None]
-    """zlib of a uint32 a step: 1 stored, 2 overflow, 4 discarded, 8 and more `nonfinite_mask`. Null: all are plain."""
-
-
 class SystemLoad(Base):
     """What one rank's process, its node and its GPU were busy with at one moment."""
 
@@ -429,13 +411,16 @@ __all__ = [
     "Attempt",
     "AttemptLog",
     "Base",
+    "Block",
     "Checkpoint",
     "Controller",
     "Event",
     "Experiment",
     "Leadership",
+    "Mirror",
     "NonfiniteEvent",
     "Parameter",
+    "ParameterBlock",
     "QueueEntry",
     "QueueLimit",
     "QueueState",

@@ -11,7 +11,7 @@ from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
 from muonscope.contract.telemetry import SCALARS, StepRecord
-from service.columns import Integers, StepColumns, kinds_of, norms_matrix
+from service.columns import FINITE, Integers, StepColumns, kinds_of, norms_matrix
 from service.store.models import Attempt, NonfiniteEvent, Run
 
 PARAMETER_SCALAR = "momentum_norm"
@@ -64,6 +64,8 @@ def _scalar_transitions(columns: StepColumns, steps: Sequence[int], before: Step
 
 def _parameter_transitions(chain: Sequence[bytes], steps: Sequence[int]) -> Iterator[Transition]:
     widest = max(map(len, chain))
+    if not widest:
+        return
     # Rows of another length (not measured on that step) are widened by zeros, which are finite.
     matrix = norms_matrix([norms.ljust(widest, b"\0") for norms in chain])
     if matrix is not None and not np.isfinite(matrix).all():
@@ -99,6 +101,23 @@ class NonfiniteRepository:
                     for at in found
                 ],
             )  # fmt: skip
+
+    def stretches(self, attempt: Attempt, parameter: int, first: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Yield (first step, step to end before, kind) of each stretch of one parameter's norms that are not finite.
+
+        Only those of the steps first <= step < stop; the attempt has all of these.
+        """
+        event = NonfiniteEvent
+        rows = self._session.execute(
+            select(event.step, event.kind)
+            .where(event.attempt_id == attempt.id, event.scalar == PARAMETER_SCALAR, event.parameter == parameter)
+            .where(event.step < stop)
+            .order_by(event.step)
+        ).all()
+        for place, (step, kind) in enumerate(rows):
+            following = rows[place + 1][0] if place + 1 < len(rows) else stop
+            if kind != FINITE and following > first:
+                yield max(step, first), following, kind
 
     def list(self, run: Run) -> Sequence[AttemptTransition]:
         """List every transition of the run's attempts, by step, then parameter."""

@@ -14,14 +14,14 @@ from sqlalchemy import delete, select
 from muonscope.contract.status import RunStatus
 from service.errors import IllegalTransition
 from service.store.events import EventRepository
-from service.store.models import Attempt, Block, NonfiniteEvent, Run, Step, SystemLoad
+from service.store.models import Attempt, Block, Event, NonfiniteEvent, ParameterBlock, Run, Step, SystemLoad
 from service.store.runs import RunRepository
 from service.store.session import Database
 from service.store.types import read_clock
 
 _PAGES: Final = 2000
 _ENDED: Final = [status for status in RunStatus if status.is_terminal]
-_LARGE: Final = (Step, Block, SystemLoad, NonfiniteEvent)
+_LARGE: Final = (Step, Block, ParameterBlock, SystemLoad, NonfiniteEvent)
 
 
 class Retention:
@@ -79,7 +79,8 @@ class Retention:
         """
         if not self._database.is_sqlite:
             with self._database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-                connection.exec_driver_sql("VACUUM (TRUNCATE) step, block, system_load, nonfinite_event, event, run")
+                tables = ", ".join(model.__tablename__ for model in (*_LARGE, Event, Run))
+                connection.exec_driver_sql(f"VACUUM (TRUNCATE) {tables}")
             return
         while self._vacuum_some():
             continue

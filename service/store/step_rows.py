@@ -3,7 +3,7 @@
 A non-finite scalar becomes NULL with two bits in the row's mask; on the way back the bits decide.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, Final
 
@@ -48,23 +48,21 @@ def batch_columns(batch: StepBatch, attempt: int = 0) -> StepColumns:
     )
 
 
-def to_rows(attempt_id: int, batch: StepBatch, columns: StepColumns) -> list[Row]:
+def to_rows(attempt_id: int, batch: StepBatch, columns: StepColumns) -> Iterator[Row]:
     """Return the rows to store, in COLUMNS order; `columns` are the batch's.
 
-    Column by column: this bounds how fast steps can be ingested.
+    Column by column, and each row only when it is asked for: this bounds how fast steps can be ingested.
     """
     kinds = np.stack([columns.kinds(name) for name in SCALARS])
     cells = []
     for place, (name, column) in enumerate(zip(SERIES_FIELDS, batch.values, strict=True)):
         kept = columns.measured[name]
         cells.append(_with_nulls(column.tolist(), kept & (kinds[place] == FINITE) if name in SCALARS else kept))
-    norms = [packed or None for packed in batch.norms_of()]
     count = len(batch)
-    return list(
-        zip(
-            repeat(attempt_id, count), batch.steps, repeat(batch.rank, count), columns.overflow.tolist(),
-            columns.discarded.tolist(), (kinds << _SHIFTS).sum(axis=0).tolist(), *cells, norms, strict=True,
-        )
+    norms = [packed or None for packed in batch.norms_of()] if batch.norms else repeat(None, count)
+    return zip(
+        repeat(attempt_id, count), batch.steps, repeat(batch.rank, count), columns.overflow.tolist(),
+        columns.discarded.tolist(), (kinds << _SHIFTS).sum(axis=0).tolist(), *cells, norms, strict=True,
     )  # fmt: skip
 
 
@@ -117,4 +115,23 @@ def to_columns(rows: Iterable[Row], names: Sequence[str], attempts: Sequence[int
         discarded=np.array(columns[2], np.bool_),
         values=values,
         measured=measured,
+    )
+
+
+_NO_NORM: Final = np.array([np.nan], "<f4").tobytes()
+
+
+def parameter_columns(rows: Sequence[Row], attempts: Sequence[int]) -> StepColumns:
+    """Turn rows of step and one packed norm, None or empty where it was not measured, into the column momentum_norm."""
+    packed = [row[1] or b"" for row in rows]
+    measured = np.array([len(norm) == len(_NO_NORM) for norm in packed], np.bool_)
+    values = np.frombuffer(b"".join([norm if len(norm) == len(_NO_NORM) else _NO_NORM for norm in packed]), "<f4")
+    plain = np.zeros(len(rows), np.bool_)
+    return StepColumns(
+        step=np.array([row[0] for row in rows], np.int64),
+        attempt=np.array(attempts, np.int64),
+        overflow=plain,
+        discarded=plain,
+        values={"momentum_norm": values.astype(np.float64)},
+        measured={"momentum_norm": measured},
     )

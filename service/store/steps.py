@@ -4,12 +4,13 @@ A run's current record holds each step once, as the newest attempt that has it r
 says the same in SQL). Readers take rank 0's rows.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from muonscope.contract.telemetry import StepBatch, StepRecord
@@ -19,6 +20,7 @@ from service.store.blocks import BLOCK_STEPS, BlockRepository
 from service.store.events import EventRepository
 from service.store.models import Attempt, Run, Step
 from service.store.nonfinite import NonfiniteRepository, transitions
+from service.store.parameter_blocks import ParameterBlockRepository
 from service.store.runs import RunRepository
 from service.store.step_rows import (
     COLUMNS,
@@ -27,6 +29,7 @@ from service.store.step_rows import (
     SERIES_FIELDS,
     Row,
     batch_columns,
+    parameter_columns,
     row_columns,
     to_columns,
     to_record,
@@ -38,6 +41,8 @@ from service.store.types import read_clock
 MAX_PAGE: Final = 10_000
 _TABLE: Final = Step.__table__
 _MAX_STEP: Final = 2**63 - 1
+# A column's name, or what is reckoned from columns.
+Wanted = str | ColumnElement[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +90,15 @@ class StepRepository:
             return Stored(0, 0, expected)
         sent, last = len(batch), max(batch.steps)
         columns = batch_columns(batch)
-        rows = to_rows(attempt.id, batch, columns)
         if columns.step[0] < expected or (np.diff(columns.step) <= 0).any():
-            places = self._new_places(attempt, batch, rows, expected)
-            batch, rows = batch.take(places), [rows[place] for place in places]
+            rows = list(to_rows(attempt.id, batch, columns))
+            batch = batch.take(self._new_places(attempt, batch, rows, expected))
             columns = batch_columns(batch)
-        if rows:
-            self._write(rows)
+        if len(batch):
+            self._write(to_rows(attempt.id, batch, columns))
             if batch.rank == 0:
                 self._follow_up(attempt, batch, columns, expected)
-        return Stored(sent, len(rows), max(expected, last + 1))
+        return Stored(sent, len(batch), max(expected, last + 1))
 
     def _new_places(self, attempt: Attempt, batch: StepBatch, rows: Sequence[Row], expected: int) -> list[int]:
         """Return where the batch's new steps are, in step order; raises Conflict."""
@@ -120,27 +124,32 @@ class StepRepository:
         ).one()
         return attempt.first_step if newest is None else newest + 1
 
-    def _write(self, rows: Sequence[Row]) -> None:
+    def _write(self, rows: Iterable[Row]) -> None:
         connection = self._session.connection()
         names = ", ".join(COLUMNS)
-        if connection.dialect.name == "sqlite":
-            places = ", ".join("?" * len(COLUMNS))
-            connection.exec_driver_sql(f"INSERT INTO step ({names}) VALUES ({places})", list(rows))
-            return
-        # COPY takes a third of the time of an executemany, pipelined or not.
+        # The driver takes rows as they are made: no thousands of them at once.
         driver: Any = connection.connection.dbapi_connection
-        with driver.cursor() as cursor, cursor.copy(f"COPY step ({names}) FROM STDIN") as copy:
-            for row in rows:
-                copy.write_row(row)
+        with closing(driver.cursor()) as cursor:
+            if connection.dialect.name == "sqlite":
+                places = ", ".join("?" * len(COLUMNS))
+                cursor.executemany(f"INSERT INTO step ({names}) VALUES ({places})", rows)
+                return
+            # COPY takes a third of the time of an executemany, pipelined or not.
+            with cursor.copy(f"COPY step ({names}) FROM STDIN") as copy:
+                for row in rows:
+                    copy.write_row(row)
 
     def _follow_up(self, attempt: Attempt, batch: StepBatch, columns: StepColumns, expected: int) -> None:
         is_append = int(columns.step[0]) >= expected
         if is_append:
             self._tell_gaps(attempt, columns.step, expected)
             BlockRepository(self._session).append(attempt.id, columns)
+            ParameterBlockRepository(self._session).append(attempt.id, expected, columns.step, batch)
         else:
             # It fills a gap that was told already.
             self._rebuild_blocks(attempt, columns.step)
+            first, last = int(columns.step[0]), int(columns.step[-1])
+            ParameterBlockRepository(self._session).rebuild(attempt.id, first, last, before=max(expected, last + 1))
         add_steps(attempt.run.summary, columns, self._superseded(attempt, batch.steps))
         self._note_transitions(attempt, batch, columns, is_append=is_append)
         attempt.stored_steps += len(columns)
@@ -174,6 +183,8 @@ class StepRepository:
             .where(Attempt.next_step > steps[0])
             .order_by(Attempt.number)
         ).all()
+        if not earlier:
+            return []
         replaced: dict[int, tuple[bool, bool]] = {}
         wanted = set(steps)
         for (attempt_id,) in earlier:
@@ -247,6 +258,16 @@ class StepRepository:
         rows = self._current(run, ("step", "momentum_norms"), start, stop, limit)
         return [(row[0], bytes(row[1] or b"")) for _, row in rows]
 
+    def parameter_columns(self, run: Run, index: int, *, start: int = 0, stop: int | None = None) -> StepColumns:
+        """Return one parameter's momentum norms of the run's current record as the column `momentum_norm`."""
+        rows = list(self._current(run, ("step", _norm_of(index)), start, stop, None))
+        return parameter_columns([row for _, row in rows], [number for number, _ in rows])
+
+    def attempt_parameter_columns(self, attempt_id: int, index: int, *, start: int, stop: int) -> StepColumns:
+        """Return the same of one attempt's steps, whatever other attempts recorded."""
+        rows = self._rows(attempt_id, 0, start, stop - 1, ("step", _norm_of(index)))
+        return parameter_columns(rows, [0] * len(rows))
+
     def norms_at(self, run: Run, steps: Sequence[int]) -> dict[int, bytes]:
         """Return the packed momentum norms of those of these steps, a few hundred at most, that the record holds."""
         table = _TABLE.c
@@ -259,13 +280,15 @@ class StepRepository:
         # Of several attempts' rows the newest comes last and stays.
         return {step: bytes(norms or b"") for step, norms in rows}
 
-    def attempt_columns(self, attempt_id: int, names: Sequence[str], *, start: int, stop: int) -> StepColumns:
+    def attempt_columns(
+        self, attempt_id: int, names: Sequence[str], *, start: int, stop: int, limit: int | None = None
+    ) -> StepColumns:
         """Return one attempt's steps start <= step < stop as arrays, whatever other attempts recorded."""
-        found = self._rows(attempt_id, 0, start, stop - 1, (*FLAG_COLUMNS, *names))
+        found = self._rows(attempt_id, 0, start, stop - 1, (*FLAG_COLUMNS, *names), limit)
         return to_columns(found, names, [0] * len(found))
 
     def _current(
-        self, run: Run, names: Sequence[str], start: int, stop: int | None, limit: int | None
+        self, run: Run, names: Sequence[Wanted], start: int, stop: int | None, limit: int | None
     ) -> Iterator[tuple[int, Row]]:
         """Yield (attempt number, row) by step, the newest attempt's row of each.
 
@@ -297,7 +320,7 @@ class StepRepository:
         rank: int,
         first: int,
         last: int | None,
-        names: Sequence[str] = COLUMNS,
+        names: Sequence[Wanted] = COLUMNS,
         limit: int | None = None,
     ) -> Sequence[Row]:
         table = _TABLE.c
@@ -307,8 +330,12 @@ class StepRepository:
         return self._session.execute(query.order_by(table.step).limit(limit)).all()
 
 
-def _named(names: Sequence[str]) -> list[Any]:
-    return [_TABLE.c[name] for name in names]
+def _named(names: Sequence[Wanted]) -> list[Any]:
+    return [_TABLE.c[name] if isinstance(name, str) else name for name in names]
+
+
+def _norm_of(index: int) -> ColumnElement[Any]:
+    return func.substr(_TABLE.c.momentum_norms, 4 * index + 1, 4)
 
 
 def refuse_unknown_series(names: Sequence[str]) -> None:

@@ -4,9 +4,6 @@ import csv
 import importlib.util
 import io
 import math
-import tempfile
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,108 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from muonscope.contract.telemetry import COUNTS, SCALARS, STEP_FIELDS, StepRecord, decode_number
 from service.api.step_exports import CHUNK
 from service.store.session import Database
 from tests.integration.api_telemetry.workers import PARAMETERS, Workers, workers
 from tests.records import discarded_record, norms, step_record
-from workers.shipper import Shipper
-from workers.spool import Destination, SpoolWriter
 
 NAN, INF = math.nan, math.inf
-
-
-def same(one: Any, other: Any) -> bool:
-    return bool(one == other or (one != one and other != other))
-
-
-def same_list(one: list[Any] | None, other: list[Any] | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return all(same(a, b) for a, b in zip(one, other, strict=True))
-
-
-def _from_json(step: dict[str, Any]) -> dict[str, Any]:
-    return {name: decode_number(step[name]) for name in STEP_FIELDS}
-
-
-def _from_csv(row: dict[str, str]) -> dict[str, Any]:
-    read: dict[str, Any] = {"step": int(row["step"])}
-    for name in ("overflow", "discarded"):
-        read[name] = {"true": True, "false": False}[row[name]]
-    for name in SCALARS:
-        read[name] = float(row[name]) if row[name] else None
-    for name in COUNTS:
-        read[name] = int(row[name]) if row[name] else None
-    return read
-
-
-numbers = st.one_of(st.sampled_from([None, NAN, INF, -INF]), st.floats(width=64))
-counts = st.none() | st.integers(-(2**63), 2**63 - 1)
-
-
-def _from_table(table: Any) -> list[dict[str, Any]]:
-    """Read Arrow data without pandas, which would take null for NaN."""
-    rows: list[dict[str, Any]] = table.to_pylist()
-    return rows
-
-
-def _through_the_spool(records: list[StepRecord], voice: Workers) -> None:
-    """Carry the records as a rank does: appended to a spool, shipped from there."""
-    with tempfile.TemporaryDirectory() as folder:
-        destination = Destination(str(voice.client.base_url), voice.attempt_id, voice.token, voice.epoch)
-        writer = SpoolWriter(Path(folder), destination)
-        for record in records:
-            writer.append(record)
-        writer.close()
-        with closing(Shipper(Path(folder))) as shipper:
-            assert shipper.ship_once() == len(records)
-
-
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(data=st.data())
-def test_values_stay_distinct_from_the_rank_to_every_format_and_back(
-    any_client: httpx.Client, database: Database, data: st.DataObject
-) -> None:
-    voice = workers(any_client, database)
-    voice.post("facts", {"parameters": PARAMETERS})
-    sent = [
-        StepRecord(
-            step, data.draw(st.booleans()), data.draw(st.booleans()),
-            *(data.draw(numbers) for _ in SCALARS), *(data.draw(counts) for _ in COUNTS),
-            data.draw(st.just(b"") | st.lists(st.floats(width=32), min_size=2, max_size=2).map(lambda it: norms(*it))),
-        )
-        for step in range(data.draw(st.integers(1, 4)))
-    ]  # fmt: skip
-    _through_the_spool(sent, voice)
-
-    path = f"/runs/{voice.run_id}/steps"
-
-    def exported(form: str) -> bytes:
-        return any_client.get(path, params={"format": form}).content
-
-    rows = [_from_json(step) for step in any_client.get(path).json()["steps"]]
-    table = [_from_csv(row) for row in csv.DictReader(io.StringIO(exported("csv").decode()))]
-    parquet = _from_table(pq.read_table(pa.BufferReader(exported("parquet"))))
-    arrow = _from_table(pa.ipc.open_stream(exported("arrow")).read_all())
-    series = any_client.get(path, params={"max_points": 100, "fields": ",".join(SCALARS)}).json()["series"]
-    by_parameter = [
-        any_client.get(f"/runs/{voice.run_id}/parameters/{index}/steps").json()["steps"] for index in range(2)
-    ]
-    for place, record in enumerate(sent):
-        for name in STEP_FIELDS:
-            for read in (rows, table, parquet, arrow):
-                assert same(read[place][name], getattr(record, name)), name
-        for name in SCALARS:
-            assert same(decode_number(series[name][place]), getattr(record, name)), name
-        packed = np.frombuffer(record.parameter_norms, "<f4").tolist() or None
-        for read in (parquet, arrow):
-            assert same_list(read[place]["momentum_norms"], packed)
-        shown = [decode_number(steps[place]["momentum_norm"]) for steps in by_parameter]
-        assert same_list(None if shown == [None, None] else shown, packed)
 
 
 def test_a_format_that_needs_what_is_not_installed_says_what_to_install(
@@ -249,6 +151,54 @@ def test_a_parameters_norms_come_after_each_step(client: httpx.Client, sqlite_da
     assert client.get(f"/runs/{voice.run_id}/parameters/2/steps").status_code == 404
 
 
+def test_one_parameters_chart_is_exact_where_it_is_short(client: httpx.Client, sqlite_database: Database) -> None:
+    voice = workers(client, sqlite_database)
+    voice.post("facts", {"parameters": PARAMETERS})
+    kinds = [0.5, INF, NAN, NAN, None, -INF]
+    voice.steps(
+        [
+            step_record(step, parameter_norms=b"" if kind is None else norms(1.0, kind))
+            for step, kind in enumerate(kinds)
+        ]
+    )
+
+    answer = client.get(f"/runs/{voice.run_id}/parameters/1/steps", params={"max_points": 2}).json()
+
+    assert answer == {
+        "series": {"step": list(range(6)), "momentum_norm": [0.5, "Infinity", "NaN", "NaN", None, "-Infinity"]},
+        "nonfinite_runs": {
+            "momentum_norm": [
+                {"first": 1, "last": 1, "value": "Infinity"},
+                {"first": 2, "last": 3, "value": "NaN"},
+                {"first": 5, "last": 5, "value": "-Infinity"},
+            ]
+        },
+        "exact": True,
+    }
+
+
+def test_one_parameters_long_chart_keeps_every_spike_and_says_exactly_where_it_is_not_finite(
+    client: httpx.Client, sqlite_database: Database
+) -> None:
+    voice = workers(client, sqlite_database, steps=25_000)
+    voice.post("facts", {"parameters": PARAMETERS})
+    odd = {7: 1e9, 12_345: -4.0, 20_000: NAN, 20_001: INF, 24_999: 7e7}
+    for start in range(0, 25_000, 5000):
+        voice.steps(
+            [step_record(step, parameter_norms=norms(1.0, odd.get(step, 2.0))) for step in range(start, start + 5000)]
+        )
+
+    answer = client.get(f"/runs/{voice.run_id}/parameters/1/steps", params={"max_points": 1000}).json()
+
+    assert answer["exact"] is False
+    assert len(answer["series"]["step"]) == len(answer["series"]["momentum_norm"]) == 1000
+    assert {1e9, -4.0, 7e7} < set(answer["series"]["momentum_norm"])
+    assert answer["nonfinite_runs"]["momentum_norm"] == [
+        {"first": 20_000, "last": 20_000, "value": "NaN"},
+        {"first": 20_001, "last": 20_001, "value": "Infinity"},
+    ]
+
+
 @pytest.mark.parametrize(
     ("path", "status"),
     [
@@ -264,6 +214,7 @@ def test_a_parameters_norms_come_after_each_step(client: httpx.Client, sqlite_da
         ("/runs/{id}/steps?max_points=1", 422),
         ("/runs/{id}/steps?format=xml", 422),
         ("/runs/{id}/parameters/-1/steps", 404),
+        ("/runs/{id}/parameters/0/steps?max_points=1", 422),
         ("/runs/{id}/parameters/99999999999999999999/steps", 404),
     ],
 )

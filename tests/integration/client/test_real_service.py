@@ -153,6 +153,60 @@ def test_pages_of_runs_join_without_gap_or_repeat(client: Client) -> None:
     assert set(seen) == submitted
 
 
+def test_one_parameters_norms_come_as_rows_and_as_a_chart(client: Client, cluster: Cluster) -> None:
+    run_id = trained(client, cluster)
+
+    rows = list(client.runs.parameter_steps(run_id, 1))
+    chart = client.runs.parameter_series(run_id, 1, max_points=100)
+
+    assert len(rows) == 30
+    assert chart.exact
+    assert chart.series["step"] == [row.step for row in rows]
+    assert chart.series["momentum_norm"] == [row.momentum_norm for row in rows]
+
+
+def _monitor_folder(folder: Path) -> Path:
+    """Write what DeepSpeed's CSV monitor writes of four fp16 steps of 8 samples, the third of which overflows."""
+    folder.mkdir()
+    series = {
+        "train_loss": ["0,3.5", "8,2.5", "16,nan", "24,inf"],
+        "lr": ["8,0.01", "16,0.02", "24,0.02", "32,0.02"],
+        "loss_scale": ["8,65536.0", "16,65536.0", "24,32768.0", "32,32768.0"],
+    }
+    for name, rows in series.items():
+        (folder / f"Train_Samples_{name}.csv").write_text("\r\n".join([f"step,Train/Samples/{name}", *rows, ""]))
+    return folder
+
+
+def test_a_deepspeed_monitors_folder_becomes_a_run_with_every_value_it_holds(
+    client: Client, command: RunCommand, tmp_path: Path
+) -> None:
+    result = command("import", str(_monitor_folder(tmp_path / "my-job")), "--json")
+
+    assert result.code == 0, result.err
+    run = client.runs.get(json.loads(result.out)["id"])
+    assert (run.name, run.status, run.summary.steps, run.summary.overflows) == ("my-job", RunStatus.SUCCEEDED, 4, 1)
+    steps = list(client.runs.steps(run.id))
+    assert [repr(step.loss) for step in steps] == ["3.5", "2.5", "nan", "inf"]
+    assert [(step.lr, step.loss_scale_after, step.discarded) for step in steps] == [
+        (0.01, 65536.0, False), (0.02, 65536.0, False), (0.02, 32768.0, True), (0.02, 32768.0, False),
+    ]  # fmt: skip
+    assert all(step.grad_norm is None for step in steps)
+    assert "my-job" in command("show", run.id).out
+
+
+def test_a_folder_that_no_monitor_wrote_is_refused_and_becomes_no_run(
+    client: Client, command: RunCommand, tmp_path: Path
+) -> None:
+    before = len(client.runs.page("tag:imported").items)
+    result = command("import", str(tmp_path))
+
+    assert result.code == 1
+    assert "Train_Samples_train_loss.csv" in result.err
+    assert "<output_path>/<job_name>" in result.err
+    assert len(client.runs.page("tag:imported").items) == before
+
+
 def test_a_followed_stream_ends_with_the_run_and_has_its_whole_history(client: Client, cluster: Cluster) -> None:
     run = client.runs.submit({"name": "followed"})
     workers = cluster.workers_of(run.id)

@@ -8,7 +8,7 @@ from service.store.step_rows import COLUMNS, Row, batch_columns, to_record, to_r
 
 def _rows(records: Sequence[StepRecord]) -> list[Row]:
     batch = StepBatch.of(records, epoch=1)
-    return to_rows(7, batch, batch_columns(batch))
+    return list(to_rows(7, batch, batch_columns(batch)))
 
 
 def test_rows_are_the_columns_of_the_table_in_order() -> None:

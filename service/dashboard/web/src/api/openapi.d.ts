@@ -2023,6 +2023,28 @@ export interface components {
          * @enum {string}
          */
         ParameterRoute: "muon" | "adamw" | "frozen";
+        /**
+         * ParameterSeriesOut
+         * @description One parameter's columns for a chart.
+         */
+        ParameterSeriesOut: {
+            /** Exact */
+            exact: boolean;
+            /**
+             * Nonfinite Runs
+             * @description Of `momentum_norm`, exact.
+             */
+            nonfinite_runs: {
+                [key: string]: components["schemas"]["NonfiniteRunOut"][];
+            };
+            /**
+             * Series
+             * @description `step` and `momentum_norm`, equally long.
+             */
+            series: {
+                [key: string]: (number | ("NaN" | "Infinity" | "-Infinity") | null)[];
+            };
+        };
         /** ParametersOut */
         ParametersOut: {
             /** Parameters */
@@ -7067,6 +7089,8 @@ export interface operations {
             query?: {
                 /** @description Rows a page. */
                 limit?: number;
+                /** @description Answer with columns for a chart: exact up to 20,000 steps, beyond them at most this many points, the extremes of each bucket of 24 steps or more. */
+                max_points?: number | null;
                 /** @description The first step wanted. */
                 start?: number;
                 /** @description The step to end before; absent: no end. */
@@ -7087,7 +7111,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["ParameterStepsOut"];
+                    "application/json": components["schemas"]["ParameterStepsOut"] | components["schemas"]["ParameterSeriesOut"];
                 };
             };
             /** @description Bad Request */
