@@ -94,8 +94,9 @@ bench-gpu: .venv/installed-dev ## Print measured numbers on this machine's GPUs.
 	$(BIN)/python -m pytest tests/benchmarks -s -m 'benchmark and (gpu or multi_gpu)' $(ARGS)
 
 .venv-trackers/installed: tests/benchmarks/trackers/requirements.txt
+	@echo 'downloading Trackio, MLflow and W&B into .venv-trackers: once, for some minutes, about 1 GB.' >&2
 	$(PYTHON) -m venv .venv-trackers
-	.venv-trackers/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	.venv-trackers/bin/python -m pip install --quiet --progress-bar off --disable-pip-version-check -r $<
 	@touch $@
 
 .PHONY: bench-trackers

@@ -38,6 +38,7 @@ from service.controller.launcher import Launcher
 from service.controller.leadership import Leadership
 from service.controller.local_ray import LocalRay
 from service.controller.loop import ControllerLoop
+from service.controller.mirror import Mirror, Tracking
 from service.controller.ray_launcher import RayLauncher, read_token
 from service.controller.worker_environment import worker_environment
 from service.dashboard import views
@@ -97,7 +98,13 @@ def create_app(settings: Settings, launcher: Launcher | None = None) -> FastAPI:
         default_response_class=StrictJSONResponse,
         redirect_slashes=False,
         lifespan=_lifespan(
-            database, controller, leadership, Housekeeper(database, settings, leadership), feed, local_ray
+            database,
+            controller,
+            leadership,
+            Housekeeper(database, settings, leadership),
+            _mlflow_mirror(database, settings, leadership),
+            feed,
+            local_ray,
         ),
     )
     app.state.settings = settings
@@ -127,11 +134,28 @@ def _ray_launcher(settings: Settings, local_ray: LocalRay | None) -> RayLauncher
     )
 
 
+def _mlflow_mirror(database: Database, settings: Settings, leadership: Leadership) -> Mirror | None:
+    uri, experiment = settings.mlflow_tracking_uri, settings.mlflow_experiment
+    if uri is None:
+        return None
+
+    def connect() -> Tracking:
+        # Seconds to import, on the mirror's own thread.
+        from service.controller.mlflow_tracking import MlflowTracking
+
+        return MlflowTracking(uri, experiment)
+
+    # An address may hold a password.
+    target = hashlib.sha256(f"mlflow {uri} {experiment}".encode()).hexdigest()[:16]
+    return Mirror(database, connect, target=target, is_leading=lambda: leadership.is_leading)
+
+
 def _lifespan(
     database: Database,
     controller: ControllerLoop,
     leadership: Leadership,
     housekeeper: Housekeeper,
+    mirror: Mirror | None,
     feed: ChangeFeed,
     local_ray: LocalRay | None,
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
@@ -157,6 +181,9 @@ def _lifespan(
             stack.push_async_callback(controller.stop)
             housekeeper.start()
             stack.push_async_callback(housekeeper.stop)
+            if mirror is not None:
+                mirror.start()
+                stack.push_async_callback(mirror.stop)
             yield
 
     return lifespan

@@ -1,5 +1,6 @@
 """Where and how the service runs. Environment variables `MUONSCOPE_…`; what to train is the RunSpec's matter."""
 
+from importlib.util import find_spec
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -77,6 +78,10 @@ class Settings(BaseSettings):
     """The pause after a webhook that was not taken; it doubles with each further one, up to an hour."""
     alert_timeout_s: float = Field(10.0, gt=0, le=60)
     """How long a webhook's receiver may take to answer."""
+    mlflow_tracking_uri: str | None = None
+    """Runs are mirrored to this MLflow, `http://host:5000` or what else its client takes; needs `muonscope[mlflow]`."""
+    mlflow_experiment: str = Field("muonscope", min_length=1, max_length=256)
+    """The MLflow experiment that mirrored runs are in."""
 
     max_body_bytes: int = Field(1024 * 1024, ge=1024)
     """The largest request body, telemetry aside."""
@@ -99,6 +104,13 @@ class Settings(BaseSettings):
             # Its own message names the value and what is wrong with it.
             ip_network(network)
         return value
+
+    @field_validator("mlflow_tracking_uri", mode="after")
+    @classmethod
+    def _has_its_client(cls, value: str | None) -> str | None:
+        if value and find_spec("mlflow") is None:
+            raise ValueError("MLflow's client is not installed; pip install 'muonscope[mlflow]', or leave this unset")
+        return value or None
 
     @field_validator("home", mode="after")
     @classmethod

@@ -17,11 +17,14 @@ from typing import Any
 
 import pytest
 
+from muonscope.contract.attempts import ParameterFact
 from muonscope.contract.run_spec import RunSpec
+from muonscope.contract.status import ParameterRoute
 from muonscope.contract.telemetry import StepBatch, StepRecord
 from service.controller.transitions import LEGAL
 from service.store.attempts import AttemptRepository
 from service.store.migrate import upgrade
+from service.store.parameters import ParameterRepository
 from service.store.runs import RunRepository
 from service.store.session import Database
 from service.store.steps import StepRepository
@@ -31,6 +34,7 @@ from workers.spool import Destination, SpoolWriter
 
 pytestmark = pytest.mark.benchmark
 MILLION = 1_000_000
+CHARTED_NORMS = 8
 
 
 @pytest.fixture
@@ -148,31 +152,40 @@ def _timed(call: Callable[[], Any], times: int = 15) -> float:
     return statistics.median(taken) * 1000
 
 
-def test_a_chart_of_a_million_steps(tmp_path: Path) -> None:
+def test_charts_of_a_million_steps(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     database = Database(f"sqlite:///{home / 'muonscope.db'}")
     upgrade(database)
     uid, submission_id = _attempt(database, MILLION)
+    with database.write() as session:
+        facts = [ParameterFact(index=index, name=f"layer.{index}", shape=(4, 4), route=ParameterRoute.MUON, reason="")
+                 for index in range(CHARTED_NORMS)]  # fmt: skip
+        ParameterRepository(session).replace(RunRepository(session).get(uid).id, facts)
     begun = time.perf_counter()
-    _fill(database, submission_id, MILLION)
+    _fill(database, submission_id, MILLION, CHARTED_NORMS)
     stored_in = time.perf_counter() - begun
     database.dispose()
     served = Service(home)
     served.start()
+    paths = {
+        "5 series": f"/runs/{uid}/steps?max_points=2000",
+        "of half of the steps": f"/runs/{uid}/steps?max_points=2000&start=250001&stop=750001",
+        "one parameter": f"/runs/{uid}/parameters/{CHARTED_NORMS - 1}/steps?max_points=2000",
+    }
     try:
-        answer = served.get(f"/runs/{uid}/steps?max_points=2000")
+        answer = served.get(paths["5 series"])
         assert len(answer["series"]["step"]) == 2000
         assert len(answer["overflow_runs"]) == MILLION // 2000
-        whole = _timed(lambda: served.get(f"/runs/{uid}/steps?max_points=2000"))
-        half = _timed(lambda: served.get(f"/runs/{uid}/steps?max_points=2000&start=250001&stop=750001"))
+        assert len(served.get(paths["one parameter"])["series"]["momentum_norm"]) == 2000
+        taken = {name: _timed(lambda path=path: served.read(path)) for name, path in paths.items()}  # type: ignore[misc]
     finally:
         served.end()
     _say(
-        f"chart of 1,000,000 steps, 5 series, 2,000 points: {whole:.1f} ms with its HTTP; of half of them "
-        f"{half:.1f} ms (stored in {stored_in:.0f} s)"
+        f"charts of 1,000,000 steps, 2,000 points, with their HTTP (stored in {stored_in:.0f} s): "
+        + ", ".join(f"{name} {ms:.1f} ms" for name, ms in taken.items())
     )
-    assert whole <= 60
+    assert max(taken.values()) <= 60
 
 
 def test_a_run_table_of_ten_thousand_runs(tmp_path: Path) -> None:
@@ -201,7 +214,7 @@ def test_a_run_table_of_ten_thousand_runs(tmp_path: Path) -> None:
         "sort": "/runs?limit=50&sort=last_loss",
     }
     try:
-        taken = {name: _timed(lambda path=path: served.get(path)) for name, path in paths.items()}  # type: ignore[misc]
+        taken = {name: _timed(lambda path=path: served.read(path)) for name, path in paths.items()}  # type: ignore[misc]
     finally:
         served.end()
     _say("run table of 10,000 runs: " + ", ".join(f"{name} {ms:.1f} ms" for name, ms in taken.items()))

@@ -61,8 +61,13 @@ class Service:
             self._process.wait(timeout=30)
 
     def get(self, path: str) -> Any:
+        return json.loads(self.read(path))
+
+    def read(self, path: str) -> bytes:
+        """Return the answer as it came."""
         with urllib.request.urlopen(self.url + path, timeout=60) as answer:
-            return json.load(answer)
+            body: bytes = answer.read()
+            return body
 
     def post(self, path: str, document: Any) -> Any:
         request = urllib.request.Request(

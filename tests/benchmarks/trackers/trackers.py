@@ -137,9 +137,7 @@ class MlflowBatch(Tracker):
         self._mlflow.end_run()
 
     def count(self) -> int:
-        import mlflow
-
-        self._prepare()
+        mlflow = self._prepare()
         client = mlflow.MlflowClient()
         experiment = client.get_experiment_by_name("bench")
         run = client.search_runs([experiment.experiment_id], "attributes.run_name = 'run-0'")[0]
@@ -151,6 +149,8 @@ class MlflowBatch(Tracker):
             self._waiting = []
 
     def _prepare(self) -> Any:
+        # Nothing here may wait for a network.
+        os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
         import mlflow
 
         mlflow.set_tracking_uri(f"sqlite:///{self.folder}/mlflow.db")
