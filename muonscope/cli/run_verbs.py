@@ -41,9 +41,11 @@ def submit(
     with open_client(url) as client:
         if check:
             valid = client.runs.validate(read_spec(spec))
-            return (
-                screen.json(valid) if as_json else screen.line(f"would be accepted, fingerprint {valid['fingerprint']}")
-            )
+            if as_json:
+                screen.json(valid)
+            else:
+                screen.line(f"would be accepted, fingerprint {valid['fingerprint']}")
+            return
         queued = client.runs.submit(read_spec(spec))
     if as_json:
         screen.json(queued)
