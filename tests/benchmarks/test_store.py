@@ -19,7 +19,7 @@ import pytest
 
 from muonscope.contract.attempts import ParameterFact
 from muonscope.contract.run_spec import RunSpec
-from muonscope.contract.status import ParameterRoute
+from muonscope.contract.status import ParameterRoute, RunStatus
 from muonscope.contract.telemetry import StepBatch, StepRecord
 from service.controller.transitions import LEGAL
 from service.store.attempts import AttemptRepository
@@ -204,7 +204,7 @@ def test_a_run_table_of_ten_thousand_runs(tmp_path: Path) -> None:
             )  # fmt: skip
             run.summary.last_loss = draw.random()
             if number % 50:
-                runs.set_status(run, "stopped", legal=LEGAL, who="bench", why="bench")  # type: ignore[arg-type]
+                runs.set_status(run, RunStatus.STOPPED, legal=LEGAL, who="bench", why="bench")
     database.dispose()
     served = Service(home)
     served.start()

@@ -42,6 +42,9 @@ class FolderLauncher:
         files = [path for path in self._folder.iterdir() if not path.suffix]
         return {path.name: Job(path.name, JobStatus.RUNNING, json.loads(path.read_text())["owner"]) for path in files}
 
+    async def prune(self, owner: str, *, keep: int, spare: Collection[str]) -> int:
+        return 0
+
     async def logs(self, submission_id: str) -> str | None:
         return None
 
