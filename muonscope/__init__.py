@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from muonscope.contract.run_spec import RunSpec
     from muonscope.contract.status import RunStatus, StepOrdering, Verdict
     from muonscope.errors import MuonscopeError
+    from muonscope.recording import record
 
 __all__ = [
     "AsyncClient",
@@ -23,6 +24,7 @@ __all__ = [
     "Step",
     "StepOrdering",
     "Verdict",
+    "record",
 ]
 
 _HOMES = {
@@ -30,6 +32,7 @@ _HOMES = {
     "RunSpec": "muonscope.contract.run_spec",
     **dict.fromkeys(("RunStatus", "StepOrdering", "Verdict"), "muonscope.contract.status"),
     "MuonscopeError": "muonscope.errors",
+    "record": "muonscope.recording",
 }
 
 

@@ -10,6 +10,7 @@ MuonscopeError
 │   ├── Conflict              409
 │   └── ServiceFailed         5xx and 429: the service's side; worth trying again
 ├── SpecFileError             a spec file that cannot be read, or does not hold a RunSpec
+├── RecordingFailed           a script's record cannot be begun
 ├── ServiceStartFailed        a service started for one command ended before it was ready
 └── ReleaseNotTried           a bisect could not learn what a DeepSpeed release does
 """
@@ -93,6 +94,10 @@ class SpecFileError(MuonscopeError):
         super().__init__(f"{path}: {message}", remedy=remedy)
         self.path = path
         self.field = field
+
+
+class RecordingFailed(MuonscopeError):
+    """A script's record cannot be begun: a file that cannot be written, or another rank's trouble."""
 
 
 class ServiceStartFailed(MuonscopeError):

@@ -27,6 +27,7 @@ from service.api import (
     metrics,
     problems,
     queue,
+    recordings,
     runs,
     steps,
 )
@@ -56,6 +57,7 @@ ROUTERS: Final = (
     load.router,
     deletion.router,
     imports.router,
+    recordings.router,
     events.router,
     compare.router,
     experiments.router,

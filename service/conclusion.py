@@ -11,6 +11,7 @@ from muonscope.contract.attempts import AttemptOutcome, Failure, FinalState
 from muonscope.contract.status import AttemptStatus, FailureKind, RunStatus
 from service.analysis import verdicts
 from service.columns import StepColumns
+from service.recordings import is_open_ended, is_recording
 from service.store.attempts import AttemptRepository
 from service.store.events import EventRepository
 from service.store.models import Attempt, Run
@@ -96,7 +97,8 @@ def close_attempt(
     to = _RUN_STATUS[status]
     if run.stop_requested and to is RunStatus.FAILED:
         to = RunStatus.STOPPED
-    if to is RunStatus.FAILED and (reason := retry_reason(failure, attempt.number)) is not None:
+    may_repeat = to is RunStatus.FAILED and not is_recording(run)
+    if may_repeat and (reason := retry_reason(failure, attempt.number)) is not None:
         runs.set_status(run, RunStatus.QUEUED, legal=legal, who=who, why=reason)
         return run
     kept = failure if to is RunStatus.FAILED else None
@@ -130,7 +132,7 @@ def read_record(session: Session, run: Run) -> verdicts.RunRecord:
         )
     return verdicts.RunRecord(
         columns=columns,
-        planned_steps=run.steps,
+        planned_steps=len(columns) if is_open_ended(run) else run.steps,
         status=run.status,
         failure=failure,
         final=FinalState.model_validate(final) if final is not None else None,

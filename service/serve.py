@@ -1,12 +1,15 @@
 """Runs the service in the foreground: binds the port, starts the application, ends cleanly on SIGINT and SIGTERM."""
 
 import asyncio
+import json
 import logging
+import os
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
@@ -18,6 +21,7 @@ from service.settings import Settings
 
 logger = logging.getLogger(__name__)
 
+ADDRESS_FILE: Final = "address.json"
 _SHUTDOWN_S: Final = 5
 _BACKLOG: Final = 2048
 _DRAIN_LOOK_S: Final = 0.5
@@ -48,6 +52,8 @@ def serve(settings: Settings, *, on_ready: Callable[[str], None] = lambda _: Non
     except SystemExit:
         # Uvicorn's own way to say that the application did not start; its code for it means a verdict here.
         return 1
+    finally:
+        server.forget_address()
     return 0 if server.started else 1
 
 
@@ -83,6 +89,7 @@ class Server(uvicorn.Server):
             )
         )
         self._app = app
+        self._address_file: Path = app.state.settings.home / ADDRESS_FILE
         self._on_ready = on_ready
         self._drain = drain
         self._drainer: asyncio.Task[None] | None = None
@@ -115,6 +122,12 @@ class Server(uvicorn.Server):
         self.end()
         super().handle_exit(sig, frame)
 
+    def forget_address(self) -> None:
+        """Take back the address that this service has left for commands, unless another one's is there by now."""
+        with suppress(OSError):
+            if self._address_file.read_text() == _address_text(self._app.state.settings.effective_advertise_url):
+                self._address_file.unlink()
+
     def end(self) -> None:
         """Begin a clean end; from any thread."""
         # Live views would otherwise be waited for; they reconnect where they were.
@@ -132,4 +145,18 @@ class Server(uvicorn.Server):
         while controller.problems and not self.should_exit:
             await asyncio.sleep(0.05)
         if not self.should_exit:
-            self._on_ready(self._app.state.settings.effective_advertise_url)
+            settings = self._app.state.settings
+            await asyncio.to_thread(_write_address, self._address_file, settings.effective_advertise_url)
+            self._on_ready(settings.effective_advertise_url)
+
+
+def _write_address(file: Path, address: str) -> None:
+    """Leave the address where commands with the same home look for it; the newest service of a home is found."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    beside = file.with_suffix(f".{os.getpid()}")
+    beside.write_text(_address_text(address))
+    beside.replace(file)
+
+
+def _address_text(address: str) -> str:
+    return json.dumps({"url": address})

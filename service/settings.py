@@ -47,6 +47,8 @@ class Settings(BaseSettings):
     """How often a worker group gives a sign of life."""
     lease_s: float = Field(30.0, gt=0, le=86400)
     """An attempt that is silent for longer, and whose Ray job is gone, is lost."""
+    recording_lease_s: float = Field(3600.0, gt=0, le=7 * 86400)
+    """A script that records itself and is silent for longer is taken for gone, and its record is closed."""
     stall_limit_s: float = Field(300.0, gt=0, le=86400)
     """A rank without a new step for this long ends its attempt as stalled."""
     start_limit_s: float = Field(300.0, gt=0, le=86400)

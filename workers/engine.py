@@ -183,9 +183,14 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def describe_environment(training: Training) -> dict[str, Any]:
     """Return what of this rank's surroundings can change the numbers or explain them."""
+    return describe_engine(training.engine, training.spec.precision)
+
+
+def describe_engine(engine: Any, precision: Precision) -> dict[str, Any]:
+    """Return the same of any engine."""
     on_gpu = runs_on_gpu()
     labels = []
-    if not on_gpu and training.spec.precision is Precision.FP16:
+    if not on_gpu and precision is Precision.FP16:
         labels.append("fp16 emulated on CPU")
     return {
         "versions": {
@@ -197,7 +202,7 @@ def describe_environment(training: Training) -> dict[str, Any]:
         "deepspeed_file": deepspeed.__file__,
         "python_executable": sys.executable,
         "host": socket.gethostname(),
-        "device": device_name(training.engine.device),
+        "device": device_name(engine.device),
         "backend": dist.get_backend(),
         "labels": labels,
         "environment_variables": recorded_environment(),
@@ -230,7 +235,7 @@ def _initialize(spec: RunSpec, model: nn.Module) -> tuple[Any, list[ParameterFac
         muon_core.attach(engine, optimizer)
     except _REFUSALS as error:
         raise ConfigRefused(f"DeepSpeed refuses this run: {type(error).__name__}: {error}") from error
-    return engine, _our_routes(optimizer.routed)
+    return engine, our_routes(optimizer.routed)
 
 
 def _initialize_native(spec: RunSpec, model: nn.Module) -> tuple[Any, list[ParameterFact]]:
@@ -242,7 +247,7 @@ def _initialize_native(spec: RunSpec, model: nn.Module) -> tuple[Any, list[Param
         deepspeed_native.install(engine, str(spec.step_ordering))
     else:
         released.watch(engine)
-    return engine, _native_routes(engine)
+    return engine, native_routes(engine)
 
 
 def _our_optimizer(spec: RunSpec, model: nn.Module) -> muon_core.ZeroMuon:
@@ -295,14 +300,15 @@ def _native_optimizer(spec: RunSpec) -> dict[str, Any]:
     return {"type": "Muon", "params": params}
 
 
-def _our_routes(routed: Sequence[muon_core.Routed]) -> list[ParameterFact]:
+def our_routes(routed: Sequence[muon_core.Routed]) -> list[ParameterFact]:
+    """Put our optimizer's routing into the contract's words."""
     return [
         ParameterFact(index=r.index, name=r.name, shape=r.shape, route=ParameterRoute(r.route), reason=r.reason)
         for r in sorted(routed, key=lambda entry: entry.index)
     ]
 
 
-def _native_routes(engine: Any) -> list[ParameterFact]:
+def native_routes(engine: Any) -> list[ParameterFact]:
     """Read DeepSpeed's own routing from the tags it left on the parameters."""
     named = list(engine.module.named_parameters())
     trainable = [(name, parameter) for name, parameter in named if parameter.requires_grad]

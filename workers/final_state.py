@@ -53,12 +53,14 @@ def hash_parameters(parameters: Sequence[nn.Parameter], *, is_first: bool) -> st
 class InitialWeights:
     """This rank's copy of the weights as training found them."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], before_cast: Sequence[Tensor], rank: int, world_size: int):
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], before_cast: Sequence[Tensor] | None, rank: int, world_size: int
+    ) -> None:
         """Take the snapshot; call it after `deepspeed.initialize` and before the first step.
 
         Args:
             parameters: the trainable ones, by index.
-            before_cast: the same ones as the task built them, whole.
+            before_cast: the same ones as the task built them, whole; None where nobody kept them.
             rank: this rank.
             world_size: of all ranks.
         """
@@ -66,7 +68,11 @@ class InitialWeights:
         pieces = local_weights(parameters, rank, world_size)
         # On the CPU: the device's memory is the run's own.
         self._initial = {piece.index: piece.values.to("cpu", copy=True) for piece in pieces}
-        self._cast_changed = {piece.index: _differs(piece, before_cast[piece.index]) for piece in pieces}
+        self._cast_changed = (
+            None
+            if before_cast is None
+            else {piece.index: _differs(piece, before_cast[piece.index]) for piece in pieces}
+        )
 
     def compare(self, muon_indices: Sequence[int], group: dist.ProcessGroup | None) -> FinalState:
         """Say what has moved since the snapshot. Collective: every rank calls it and gets the same answer."""
@@ -78,7 +84,7 @@ class InitialWeights:
             difference = now.double() - before.double()
             totals[0, piece.index] = moved
             # What the dtype cannot hold before the cast, no weight in that dtype can equal after it.
-            totals[1, piece.index] = moved or self._cast_changed[piece.index]
+            totals[1, piece.index] = moved or (self._cast_changed or {}).get(piece.index, False)
             totals[2, piece.index] = norms([difference])[0].square() if moved else 0.0
             totals[3, piece.index] = not bool(now.isfinite().all())
         if group is not None:
@@ -94,7 +100,7 @@ class InitialWeights:
             parameters_total=count,
             muon_parameters_moved=int((moved_flags[muon] > 0).sum()),
             muon_parameters_total=len(muon),
-            parameters_changed_before_cast=int((changed_flags > 0).sum()),
+            parameters_changed_before_cast=(None if self._cast_changed is None else int((changed_flags > 0).sum())),
             max_weight_motion=_largest([motions[index] for index in muon]),
             nonfinite_parameters=int((nonfinite_flags > 0).sum()),
             parameter_motions=motions,

@@ -30,8 +30,8 @@ class Measured:
 
     step: int
     outcome: StepOutcome
-    loss: Tensor
-    """Mean over this rank's micro-batches, on the device, detached."""
+    loss: Tensor | None
+    """Mean over this rank's micro-batches, on the device, detached; None where nobody saw it, on all ranks alike."""
     step_time_s: float
     tokens: int | None
 
@@ -108,7 +108,8 @@ class Probes:
             [0.0, 0.0, update is not None, outcome.ns_calls, measured.tokens or 0, 0.0], dtype=torch.float64
         )
         tail = host.to(self._device, non_blocking=True)
-        tail[0] = measured.loss
+        if measured.loss is not None:
+            tail[0] = measured.loss
         if update is not None:
             tail[1] = update
         if self._is_first and outcome.grad_norm_on_device is not None:
@@ -123,7 +124,7 @@ class Probes:
         has_update = tail["has_update_norm"] > 0 and not outcome.discarded
         return dataclasses.replace(
             _basic_record(measured),
-            loss=tail["loss"] / self._world_size,
+            loss=None if measured.loss is None else tail["loss"] / self._world_size,
             grad_norm=None if outcome.grad_norm_on_device is None else tail["grad_norm"],
             update_norm=tail["update_norm_squared"] ** 0.5 if has_update else None,
             momentum_norm=sum(muon_squares) ** 0.5 if muon_squares else None,

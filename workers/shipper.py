@@ -16,10 +16,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from muonscope.contract.telemetry import TelemetryError, encode_batch, read_frames
 from workers.controller_client import ControllerClient, Pauses, until_answered
@@ -45,17 +46,28 @@ DRAINED_LINGER_S: Final = 60.0
 logger = logging.getLogger(__name__)
 
 
+class Door(Protocol):
+    """Where an attempt's messages go in, as `ControllerClient` has it."""
+
+    def post(self, verb: str, body: bytes, content_type: str = ...) -> bytes:
+        """Hand over one message and return the answer's body."""
+
+    def close(self) -> None:
+        """Let go of whatever is behind it."""
+
+
 class Shipper:
     """Carries one spool to its destination, a batch at a time."""
 
-    def __init__(self, directory: Path, timeout_s: float = 10.0) -> None:
+    def __init__(self, directory: Path, timeout_s: float = 10.0, door: Door | None = None) -> None:
+        """Args: `door` takes the batches; None is the controller that the spool names."""
         self.directory = directory
         self.shipped = Shipped.read(directory)
         self.is_behind = False
         """Whether the last batch was as large as one gets: more is waiting already."""
         self._destination = Destination.read(directory)
         self._reader = SpoolReader(directory)
-        self._client = ControllerClient(
+        self._client = door or ControllerClient(
             self._destination.controller_url, self._destination.attempt_id, self._destination.token, timeout_s
         )
 
@@ -208,12 +220,12 @@ def is_shipper_alive(directory: Path) -> bool:
     return is_locked(directory / SHIPPER_LOCK)
 
 
-def start_detached(directory: Path) -> None:
-    """Start a shipper for `directory` that outlives this process."""
+def start_detached(directory: Path, module: str = "workers.shipper") -> None:
+    """Start a shipper for `directory` that outlives this process; `module` is what runs as one."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with (directory / "shipper.log").open("ab") as log:
         subprocess.run(
-            [sys.executable, "-m", "workers.shipper", "--detach", str(directory)],
+            [sys.executable, "-m", module, "--detach", str(directory)],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -234,9 +246,9 @@ def _leave_to_the_driver(directory: Path) -> None:
     remove_spool(directory)
 
 
-def main() -> None:
-    """Run as `python -m workers.shipper`."""
-    parser = argparse.ArgumentParser(prog="workers.shipper", description=__doc__)
+def main(work: Callable[[Path], None] = ship_until_done) -> None:
+    """Run as `python -m workers.shipper`, or as another module that ships a spool in its own way."""
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--detach", action="store_true", help="leave the parent's process tree first")
     arguments = parser.parse_args()
@@ -249,7 +261,7 @@ def main() -> None:
     except BlockingIOError:
         # Another shipper is at work here.
         return
-    ship_until_done(arguments.directory)
+    work(arguments.directory)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,16 @@ from torch import Tensor
 from muon_core.errors import LossScaleExhausted
 from muon_core.zero.layout import attachment_of
 
-__all__ = ["LossScaleExhausted", "StepHooks", "StepListener", "StepOutcome", "engine_step", "step_outcome"]
+__all__ = [
+    "LossScaleExhausted",
+    "StepHooks",
+    "StepListener",
+    "StepOutcome",
+    "engine_step",
+    "is_exhaustion",
+    "read_outcome",
+    "step_outcome",
+]
 
 _EXHAUSTED = "Current loss scale already at minimum"
 
@@ -102,19 +111,30 @@ def engine_step(engine: Any) -> StepOutcome:
     try:
         engine.step()
     except Exception as error:
-        if _EXHAUSTED in str(error):
+        if is_exhaustion(error):
             raise LossScaleExhausted(loss_scale_before) from error
         raise
     return step_outcome(engine, is_boundary=is_boundary, loss_scale_before=loss_scale_before, lr=lr)
 
 
+def is_exhaustion(error: Exception) -> bool:
+    """Whether DeepSpeed, or `engine_step`, says so that a step overflowed at the minimum loss scale."""
+    return isinstance(error, LossScaleExhausted) or _EXHAUSTED in str(error)
+
+
 def step_outcome(engine: Any, *, is_boundary: bool, loss_scale_before: float, lr: float) -> StepOutcome:
-    """Read the outcome of an `engine.step()` that has just run."""
+    """Read the outcome of an `engine.step()` that has just run, once."""
+    outcome = read_outcome(engine, is_boundary=is_boundary, loss_scale_before=loss_scale_before, lr=lr)
+    if is_boundary:
+        setattr(engine, _NS_CALLS_SEEN, attachment_of(engine).ns_calls)
+    return outcome
+
+
+def read_outcome(engine: Any, *, is_boundary: bool, loss_scale_before: float, lr: float) -> StepOutcome:
+    """Read the same and leave no mark of it: for one who watches beside the loop's own reader."""
     zero, attachment = engine.optimizer, attachment_of(engine)
     overflow = bool(zero.overflow) if is_boundary else False
     seen = getattr(engine, _NS_CALLS_SEEN, 0)
-    if is_boundary:
-        setattr(engine, _NS_CALLS_SEEN, attachment.ns_calls)
     return StepOutcome(
         is_boundary=is_boundary,
         overflow=overflow,

@@ -1,28 +1,57 @@
-"""The verb import: what DeepSpeed's CSV monitor wrote becomes a run."""
+"""The verb import: a record made elsewhere becomes a run. A record file's, or what DeepSpeed's CSV monitor wrote."""
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from muonscope.cli.options import Json, Url, open_client
 from muonscope.cli.screen import Screen
 
+if TYPE_CHECKING:
+    from muonscope.client import Client, Run
+
 # A batch's columns may take 64 MiB when they arrive.
 MAX_STEPS: Final = 500_000
 
 
-def import_log(
+def import_record(
     path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="The folder that DeepSpeed's CSV monitor wrote: its job's name.")
+        Path,
+        typer.Argument(
+            metavar="PATH",
+            help="A record file, of `muonscope.record` or `run --standalone`; or the folder that DeepSpeed's CSV "
+            "monitor wrote: its job's name.",
+        ),
     ],
     name: Annotated[
-        str | None, typer.Option(help="The run's name.  [default: the folder's]", show_default=False)
+        str | None,
+        typer.Option(help="The run's name, of a monitor's folder.  [default: the folder's]", show_default=False),
     ] = None,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Keep a DeepSpeed CSV monitor's log as a run: loss, learning rate and loss scale of each step."""
+    """Keep a record that was made elsewhere: a record file's runs whole, a monitor's folder as one run."""
+    screen = Screen(as_json)
+    with open_client(url) as client:
+        runs = _import_file(client, path, screen) if path.is_file() else [_import_folder(client, path, name)]
+    if as_json:
+        screen.json(runs)
+    for run in () if as_json else runs:
+        screen.line(f"{run.id} holds {run.summary.steps} steps of {run.name}")
+
+
+def _import_file(client: "Client", path: Path, screen: Screen) -> "list[Run]":
+    from muonscope.cli.record_files import read_records
+    from muonscope.client.calls import import_run
+
+    kept = []
+    for record in read_records(path, lambda line: screen.progress(line)):
+        kept.append(client.send(import_run(record)))
+    return kept
+
+
+def _import_folder(client: "Client", path: Path, name: str | None) -> "Run":
     from muonscope.client.calls import Call
     from muonscope.client.deepspeed_csv import ImportFailed, read_monitor_folder
     from muonscope.client.models import Run
@@ -34,10 +63,6 @@ def import_log(
     body = encode_batch([encode_record(record) for record in log.records], epoch=0)
     source = f"DeepSpeed CSV monitor: {path.resolve()}, {log.batch_size} samples a step"
     params = {"name": name or log.name, "source": source[:500]}
-    with open_client(url) as client:
-        call = Call("POST", "/imports/steps", Run.model_validate, params=params, body=body, is_repeatable=False)
-        run = client.send(call)
-    if as_json:
-        print(run.model_dump_json())
-    else:
-        Screen().line(f"{run.id} holds {run.summary.steps} steps of {log.name}")
+    return client.send(
+        Call("POST", "/imports/steps", Run.model_validate, params=params, body=body, is_repeatable=False)
+    )

@@ -12,7 +12,7 @@ import typer
 
 from muonscope.cli import alert_verbs, exit_codes, experiment_verbs, queue_verbs, run_verbs, system_verbs
 from muonscope.cli.bisect_verb import bisect
-from muonscope.cli.import_verb import import_log
+from muonscope.cli.import_verb import import_record
 from muonscope.cli.screen import visible
 from muonscope.cli.up import up
 
@@ -43,7 +43,7 @@ app.command("up", rich_help_panel="Service")(up)
 run_verbs.add_to(app)
 experiment_verbs.add_to(app)
 app.command("bisect", rich_help_panel="Experiments")(bisect)
-app.command("import", rich_help_panel="Runs")(import_log)
+app.command("import", rich_help_panel="Runs")(import_record)
 queue_verbs.add_to(app)
 alert_verbs.add_to(app)
 system_verbs.add_to(app)

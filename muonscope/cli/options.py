@@ -13,7 +13,7 @@ Url = Annotated[
     typer.Option(
         "--url",
         envvar="MUONSCOPE_URL",
-        help="Address of the service.  [default: http://127.0.0.1:8800]",
+        help="Address of the service.  [default: what is up on MUONSCOPE_HOME, else http://127.0.0.1:8800]",
         show_default=False,
     ),
 ]

@@ -31,7 +31,9 @@ def follow_runs(runs: Sequence["Run"], screen: Screen) -> Iterator[Progress]:
 
 
 def total_steps(run: "Run") -> int:
-    return int(run.spec.get("steps") or 0)
+    """Return the steps planned; of a recorded script that said none, those that have come."""
+    is_open_ended = run.spec.get("task", {}).get("is_open_ended")
+    return int((run.summary.steps if is_open_ended else run.spec.get("steps")) or 0)
 
 
 class _Lines:

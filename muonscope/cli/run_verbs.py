@@ -35,18 +35,20 @@ def submit(
     as_json: Json = False,
 ) -> None:
     """Queue a run and print its id."""
+    from muonscope.cli.ray_jobs import with_working_dir
     from muonscope.cli.spec_files import read_spec
 
     screen = Screen(as_json)
     with open_client(url) as client:
+        wanted = with_working_dir(read_spec(spec, screen.progress))
         if check:
-            valid = client.runs.validate(read_spec(spec))
+            valid = client.runs.validate(wanted)
             if as_json:
                 screen.json(valid)
             else:
                 screen.line(f"would be accepted, fingerprint {valid['fingerprint']}")
             return
-        queued = client.runs.submit(read_spec(spec))
+        queued = client.runs.submit(wanted)
     if as_json:
         screen.json(queued)
         return
@@ -54,14 +56,40 @@ def submit(
     screen.progress(f"{queued.name} is {queued.status}; follow it with `muonscope watch {queued.id}`")
 
 
-def run(spec: SpecPath, url: Url = None, as_json: Json = False) -> None:
+def run(
+    spec: SpecPath,
+    standalone: Annotated[
+        bool, typer.Option("--standalone", help="Train without a service, into a record file for `muonscope import`.")
+    ] = False,
+    record: Annotated[
+        Path | None,
+        typer.Option(help="The record file of --standalone.  [default: muonscope-record.db here]", show_default=False),
+    ] = None,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
     """Queue a run, follow it to its end, and exit by its verdict. Ctrl-C stops the run."""
+    from muonscope.cli.ray_jobs import with_working_dir
     from muonscope.cli.spec_files import read_spec
 
-    with open_client(url) as client:
-        queued = client.runs.submit(read_spec(spec))
+    if record is not None and not standalone:
+        raise typer.BadParameter("it is the file of --standalone; give that too", param_hint="--record")
+    screen = Screen(as_json)
+    wanted = with_working_dir(read_spec(spec, screen.progress))
+    with open_client(url) if not standalone else _recording_client(record, screen) as client:
+        queued = client.runs.submit(wanted)
         with _stopped_on_interrupt(client, queued):
-            _follow(client, queued, Screen(as_json))
+            _follow(client, queued, screen)
+
+
+@contextmanager
+def _recording_client(record: Path | None, screen: Screen) -> Iterator["Client"]:
+    from muonscope.cli.service_process import standalone_service
+
+    file = (record or Path("muonscope-record.db")).absolute()
+    with standalone_service(file, screen) as client:
+        yield client
+    screen.progress(f"the record is in {file}: `muonscope import {file}` brings it to a service")
 
 
 def ls(
@@ -152,15 +180,20 @@ def logs(
         int | None, typer.Option(min=0, help="One rank's alone.  [default: all]", show_default=False)
     ] = None,
     url: Url = None,
+    as_json: Json = False,
 ) -> None:
-    """Print what the run's processes wrote."""
+    """Print what the run's processes wrote. As JSON: one object a piece, which is all of it unless followed."""
     with open_client(url) as client:
         printed = 0
         while True:
             # The state first: a log read after the end is whole.
             is_last = not follow or client.runs.get(run_id).is_finished
             text = client.runs.logs(run_id, rank=rank)
-            sys.stdout.write(text[printed:])
+            new = text[printed:]
+            if as_json and (new or is_last):
+                print(json.dumps({"run_id": run_id, "rank": rank, "text": new}))
+            elif new:
+                sys.stdout.write(new)
             sys.stdout.flush()
             printed = max(printed, len(text))
             if is_last:
@@ -219,8 +252,14 @@ def export(
     form: Annotated[str, typer.Option("--format", help="csv, or jsonl: one JSON object a line.")] = "csv",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A file; by default standard output.")] = None,
     url: Url = None,
+    as_json: Json = False,
 ) -> None:
-    """Write every recorded step, exact; NaN and the infinities by name, not measured as nothing."""
+    """Write every recorded step, exact; NaN and the infinities by name, not measured as nothing.
+
+    As JSON: the steps as jsonl, or where a file takes them, what was written to it.
+    """
+    if as_json and output is None:
+        form = "jsonl"
     if form not in ("csv", "jsonl"):
         raise typer.BadParameter(f"{form!r} is not csv or jsonl", param_hint="--format")
     with open_client(url) as client:
@@ -229,7 +268,9 @@ def export(
         with nullcontext(sys.stdout) if output is None else output.open("w", encoding="utf-8", newline="") as file:
             for piece in pieces:
                 file.write(piece)
-    if output is not None:
+    if output is not None and as_json:
+        Screen(as_json).json({"run_id": run_id, "steps": recorded, "format": form, "file": str(output)})
+    elif output is not None:
         Screen().progress(f"{recorded} steps written to {output}")
 
 

@@ -6,9 +6,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +82,18 @@ def service_for(url: str | None, screen: Screen) -> Iterator[Service]:
         yield Service(leading, None)
 
 
+@contextmanager
+def standalone_service(record: Path, screen: Screen) -> Iterator[Client]:
+    """Yield a service of the block's own, whose database is the record file; all else of it is gone afterwards."""
+    # A short path: Ray's sockets lie below it.
+    with tempfile.TemporaryDirectory(prefix="muonscope-") as folder:
+        home, port = Path(folder), _free_port()
+        screen.progress(f"training without a service, on this machine, into {record}")
+        record.parent.mkdir(parents=True, exist_ok=True)
+        with _child_service(home, port, {"MUONSCOPE_DATABASE_URL": f"sqlite:///{record}"}) as started:
+            yield started
+
+
 def _recorded_leader(home: Path) -> str | None:
     """Return the address of the service that the home's database names as leading, if it answers there."""
     from pydantic import ValidationError
@@ -111,7 +124,7 @@ def _answers(url: str) -> bool:
 
 
 @contextmanager
-def _child_service(home: Path, port: int) -> Iterator[Client]:
+def _child_service(home: Path, port: int, settings: Mapping[str, str] | None = None) -> Iterator[Client]:
     home.mkdir(parents=True, exist_ok=True)
     log = home / "up.log"
     command = [*UP, "--port", str(port)]
@@ -121,7 +134,7 @@ def _child_service(home: Path, port: int) -> Iterator[Client]:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "MUONSCOPE_HOME": str(home)},
+            env={**os.environ, "MUONSCOPE_HOME": str(home), **(settings or {})},
             # Ctrl-C is for the command: it ends its runs first and the service after them.
             start_new_session=True,
         )

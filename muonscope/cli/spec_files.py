@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,8 +12,11 @@ MAX_SPEC_BYTES: Final = 4 * 1024 * 1024
 _SCHEMA_KEY: Final = "$schema"
 
 
-def read_spec(path: str) -> dict[str, Any]:
+def read_spec(path: str, tell: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """Read a RunSpec's JSON or YAML; `-` reads standard input.
+
+    A `ds_config` that is DeepSpeed's own, or the name of a file that holds it, is translated: what the spec says
+    itself goes before it, and `tell` hears what became of each key.
 
     Only the file's own faults are found here. Whether it is a good spec is for the service to say: one judge.
 
@@ -29,7 +33,38 @@ def read_spec(path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         found = "nothing" if value is None else f"a {type(value).__name__}"
         raise SpecFileError(path, f"holds {found}, not a mapping", remedy="begin with `name: first-run`")
-    return {str(key): item for key, item in value.items() if key != _SCHEMA_KEY}
+    spec = {str(key): item for key, item in value.items() if key != _SCHEMA_KEY}
+    return _with_ds_config(spec, Path() if path == "-" else Path(path).parent, tell)
+
+
+def _with_ds_config(spec: dict[str, Any], folder: Path, tell: Callable[[str], None]) -> dict[str, Any]:
+    from muonscope.contract.ds_translation import is_deepspeeds_own, translate
+
+    config = spec.get("ds_config")
+    if isinstance(config, str):
+        file = str(folder / config)
+        try:
+            config = _parse_json(_read_text(file))
+        except ValueError as error:
+            raise SpecFileError(file, f"is not JSON: {error}", remedy="give DeepSpeed's own file") from error
+    if not is_deepspeeds_own(config):
+        return spec if config is spec.get("ds_config") else {**spec, "ds_config": config}
+    translation = translate(config)
+    for line in translation.report:
+        tell(f"ds_config.{line}")
+    said = {key: value for key, value in spec.items() if key != "ds_config"}
+    for key in sorted(said.keys() & translation.spec.keys()):
+        tell(f"{key}: as the spec says itself")
+    return _over(translation.spec, said)
+
+
+def _over(base: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Lay what is said upon a base, dictionaries key by key."""
+    result = dict(base)
+    for key, value in said.items():
+        held = result.get(key)
+        result[key] = _over(held, value) if isinstance(held, dict) and isinstance(value, dict) else value
+    return result
 
 
 def _read_text(path: str) -> str:

@@ -1,5 +1,6 @@
-"""Verbs about the installation: doctor, db upgrade."""
+"""Verbs about the installation: doctor, db upgrade, db backup, schema."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -8,7 +9,7 @@ from muonscope.cli import exit_codes
 from muonscope.cli.options import Json, Url
 from muonscope.cli.screen import Screen
 
-db_app = typer.Typer(no_args_is_help=True, help="The database's schema.")
+db_app = typer.Typer(no_args_is_help=True, help="The database: its schema, and copies of it.")
 
 DatabaseUrl = Annotated[
     str | None,
@@ -24,7 +25,19 @@ DatabaseUrl = Annotated[
 def add_to(app: typer.Typer) -> None:
     """Register this module's verbs."""
     app.command("doctor", rich_help_panel="Service")(doctor)
+    app.command("schema", rich_help_panel="Service")(schema)
     app.add_typer(db_app, name="db", rich_help_panel="Service")
+
+
+def schema(as_json: Json = True) -> None:
+    """Print the JSON schema of a spec file, for an editor: name its file as `$schema` in the spec."""
+    from muonscope.contract.run_spec import RunSpec
+
+    document = RunSpec.model_json_schema()
+    document["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    # The file's own word to editors: read by them, and left out of the spec.
+    document["properties"]["$schema"] = {"type": "string"}
+    Screen(as_json=True).json(document)
 
 
 def doctor(url: Url = None, as_json: Json = False) -> None:
@@ -46,9 +59,28 @@ def doctor(url: Url = None, as_json: Json = False) -> None:
         raise typer.Exit(exit_codes.FAILURE)
 
 
-@db_app.callback()
-def _db() -> None:
-    """Keep `db` a group while it has one verb."""
+@db_app.command("backup")
+def backup(
+    target: Annotated[Path, typer.Argument(metavar="FILE", help="Where the copy goes: a file that is not there yet.")],
+    database_url: DatabaseUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Copy the database as it is now, also while a service writes to it. PostgreSQL's is what `pg_dump` makes."""
+    from muonscope.errors import MuonscopeError
+    from service.errors import ServiceError
+    from service.settings import Settings
+    from service.store.backup import back_up
+
+    settings = Settings() if database_url is None else Settings(database_url=database_url)
+    try:
+        size = back_up(settings.effective_database_url, target)
+    except ServiceError as error:
+        raise MuonscopeError(error.detail, remedy=error.remedy) from error
+    screen = Screen(as_json)
+    if as_json:
+        screen.json({"file": str(target), "bytes": size})
+    else:
+        screen.line(f"{target} holds {size} bytes")
 
 
 @db_app.command("upgrade")

@@ -1,12 +1,15 @@
 """`muonscope up`: the service in the foreground."""
 
+import json
 import logging
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any, Final
 
 import typer
 
 from muonscope.cli import exit_codes
+from muonscope.cli.options import Json
 
 _LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(message)s"
 _QUIET: Final = ("httpx", "httpcore", "alembic", "uvicorn.error", "asyncio")
@@ -39,19 +42,21 @@ def up(
     database_url: DatabaseUrl = None,
     ray_address: RayAddress = None,
     drain: Drain = False,
+    as_json: Json = False,
 ) -> int:
     """Run the service in the foreground until Ctrl-C; its address is printed when runs can be submitted.
 
     What is not given is taken from MUONSCOPE_… in the environment.
     """
     given = {"host": host, "port": port, "gpus": gpus, "database_url": database_url, "ray_address": ray_address}
-    code = _up({name: value for name, value in given.items() if value is not None}, drain=drain)
+    announce = _announce_as_json if as_json else _announce
+    code = _up({name: value for name, value in given.items() if value is not None}, announce, drain=drain)
     if code != 0:
         raise typer.Exit(code)
     return code
 
 
-def _up(given: dict[str, Any], *, drain: bool) -> int:
+def _up(given: dict[str, Any], announce: Callable[[str], None], *, drain: bool) -> int:
     from pydantic import ValidationError
 
     from service.settings import Settings
@@ -70,10 +75,14 @@ def _up(given: dict[str, Any], *, drain: bool) -> int:
     from service.serve import AddressInUse, serve
 
     try:
-        return exit_codes.TRAINS if serve(settings, on_ready=_announce, drain=drain) == 0 else exit_codes.FAILURE
+        return exit_codes.TRAINS if serve(settings, on_ready=announce, drain=drain) == 0 else exit_codes.FAILURE
     except AddressInUse as error:
         print(f"{error.strerror}; give another --port", file=sys.stderr)
         return exit_codes.FAILURE
+
+
+def _announce_as_json(address: str) -> None:
+    print(json.dumps({"url": address, "dashboard": f"{address}/ui/"}), flush=True)
 
 
 def _announce(address: str) -> None:

@@ -25,6 +25,7 @@ from muonscope.client.models import (
     Series,
     Step,
 )
+from muonscope.contract.recordings import RecordingStarted, RunRecord
 from muonscope.contract.run_spec import RunSpec
 
 Answer = TypeVar("Answer")
@@ -62,6 +63,16 @@ def submit_run(spec: Spec, idempotency_key: str | None = None) -> Call[Run]:
 
 def validate_run(spec: Spec) -> Call[dict[str, Any]]:
     return Call("POST", "/runs/validate", dict, body=_json_of(spec))
+
+
+def start_recording(spec: RunSpec) -> Call[RecordingStarted]:
+    body = {"spec": _json_of(spec)}
+    return Call("POST", "/recordings", RecordingStarted.model_validate, body=body, is_repeatable=False)
+
+
+def import_run(record: RunRecord) -> Call[Run]:
+    body = record.model_dump(mode="json", exclude_none=True)
+    return Call("POST", "/imports/runs", Run.model_validate, body=body, is_repeatable=False)
 
 
 def get_run(run_id: str) -> Call[Run]:

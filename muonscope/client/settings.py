@@ -1,6 +1,7 @@
 """Where the service is, for whoever talks to it."""
 
 import getpass
+import json
 from pathlib import Path
 from typing import Final
 
@@ -19,14 +20,23 @@ class ClientSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="MUONSCOPE_", extra="ignore", use_attribute_docstrings=True)
 
-    url: str = DEFAULT_URL
-    """Address of the service."""
+    home: Path = Path("~/.muonscope")
+    """Folder of the state that a service started by a command keeps."""
+    url: str = Field(default_factory=lambda given: _recorded_url(given["home"]))
+    """Address of the service; by default the one that `home` names as the last that was ready there, else
+    http://127.0.0.1:8800."""
     token: SecretStr | None = None
     """Sent as a bearer token; needed beyond loopback."""
     user: str = Field(default_factory=lambda: own_name())
     """Said with every request: whose runs they are where no token proves it."""
-    home: Path = Path("~/.muonscope")
-    """Folder of the state that a service started by a command keeps."""
+
+
+def _recorded_url(home: Path) -> str:
+    """Return the address that a service on this machine has left in its home; the usual one where none has."""
+    try:
+        return str(json.loads((home.expanduser() / "address.json").read_text())["url"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return DEFAULT_URL
 
 
 def checked_url(url: str) -> str:

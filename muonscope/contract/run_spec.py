@@ -29,6 +29,7 @@ from muonscope.contract.status import Implementation, Precision, StepOrdering
 MAX_STEPS: Final = 100_000_000
 MAX_NAME_LENGTH: Final = 200
 MAX_WORLD_SIZE: Final = 4096
+EXTERNAL_TASK: Final = "external"
 BUILT_IN_TASKS: Final = ("simple_model", "calm_boom", "matrix_pair", "byte_gpt")
 
 # DeepSpeed keys that RunSpec already says: setting them twice would leave two truths.
@@ -143,9 +144,21 @@ class UserTask(_Part):
     options: dict[str, Any] = Field(default_factory=dict)
 
 
+class ExternalTask(_Part):
+    """A script of somebody's own, which `muonscope.record` watches; the service starts none."""
+
+    name: Literal["external"] = EXTERNAL_TASK
+    script: str | None = Field(None, max_length=4096)
+    """The file that was started."""
+    optimizer: str | None = Field(None, max_length=MAX_NAME_LENGTH)
+    """The class of the optimizer under ZeRO."""
+    is_open_ended: bool = False
+    """Nobody said how many steps there would be: the spec's `steps` is a bound, and the record says how many came."""
+
+
 def _task_tag(value: Any) -> str | None:
     name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
-    if name in BUILT_IN_TASKS:
+    if name in (*BUILT_IN_TASKS, EXTERNAL_TASK):
         return str(name)
     return "user" if isinstance(name, str) and ":" in name else None
 
@@ -155,6 +168,7 @@ Task = Annotated[
     | Annotated[CalmBoomTask, Tag("calm_boom")]
     | Annotated[MatrixPairTask, Tag("matrix_pair")]
     | Annotated[ByteGptTask, Tag("byte_gpt")]
+    | Annotated[ExternalTask, Tag(EXTERNAL_TASK)]
     | Annotated[UserTask, Tag("user")],
     Discriminator(
         _task_tag,
@@ -284,6 +298,9 @@ class RunSpec(_Part):
     deepspeed: DeepSpeedRelease | None = None
     ds_config: dict[str, Any] = Field(default_factory=dict)
     """Further DeepSpeed settings, merged under DeepSpeed's own validation."""
+    working_dir: str | None = Field(None, pattern=r"^gcs://_ray_pkg_[0-9a-f]{16,64}\.zip$")
+    """The package of code that a `module:function` task is in, as Ray names one that `ray job submit` has uploaded;
+    `muonscope run` fills it in."""
     tags: tuple[PlainText, ...] = Field((), max_length=64)
     notes: str = Field("", max_length=20_000)
     priority: Integer = Field(0, ge=-1000, le=1000)
@@ -328,10 +345,16 @@ class RunSpec(_Part):
 
     @model_validator(mode="after")
     def _combination_is_supported(self) -> Self:
-        reason = unsupported_reason(self)
+        # What has been seen to run needs nobody's leave.
+        reason = None if isinstance(self.task, ExternalTask) else unsupported_reason(self)
         if reason:
             raise ValueError(reason)
         return self
+
+    @property
+    def planned_steps(self) -> int | None:
+        """How many steps there are to be; None where only the record says."""
+        return None if isinstance(self.task, ExternalTask) and self.task.is_open_ended else self.steps
 
     def fingerprint(self) -> str:
         """Hash all that can change the numbers: equal fingerprints mean the same experiment, to the last bit.
@@ -342,6 +365,9 @@ class RunSpec(_Part):
         if numbers["optimizer"]["schedule"] is None:
             # Specs from before there were schedules keep their fingerprint.
             del numbers["optimizer"]["schedule"]
+        if numbers["working_dir"] is None:
+            # As above: the field is younger than fingerprints are.
+            del numbers["working_dir"]
         canonical = json.dumps(numbers, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 

@@ -32,6 +32,7 @@ from service.api.dependencies import Controller, ControllerDependency, DatabaseD
 from service.api.schemas import PROBLEMS
 from service.conclusion import accept_outcome
 from service.errors import Conflict, InvalidInput, MalformedRequest
+from service.recordings import is_recording
 from service.store.attempts import AttemptRepository
 from service.store.checkpoints import CheckpointRepository
 from service.store.events import EventRepository
@@ -120,7 +121,8 @@ def heartbeat(
     # A lost heartbeat costs nothing; a status must not be lost.
     with database.write(durable=starts) as session:
         attempt = _admitted(session, attempt_id, token)
-        AttemptRepository(session).heartbeat(attempt, message, lease_s=settings.lease_s)
+        lease_s = settings.recording_lease_s if is_recording(attempt.run) else settings.lease_s
+        AttemptRepository(session).heartbeat(attempt, message, lease_s=lease_s)
         if starts:
             _mark_running(session, attempt, controller)
         return HeartbeatReply(stop_requested=attempt.run.stop_requested)

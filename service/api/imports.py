@@ -1,6 +1,7 @@
 """Records that were made elsewhere become runs that have ended, with all their steps and the verdicts they prove."""
 
-import secrets
+import base64
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Final
 
@@ -8,13 +9,15 @@ from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from pydantic import ValidationError
 
+from muonscope.contract.recordings import RunRecord
 from muonscope.contract.run_spec import RunSpec
-from muonscope.contract.status import AttemptStatus, RunStatus
+from muonscope.contract.status import AttemptStatus
 from muonscope.contract.telemetry import StepBatch, TelemetryError, decode_batch
 from service.api.dependencies import CallerDependency, Controller, ControllerDependency, DatabaseDependency
 from service.api.schemas import PROBLEMS, RunOut, present_run
-from service.conclusion import close_attempt
+from service.conclusion import accept_outcome, close_attempt
 from service.errors import InvalidInput, MalformedRequest
+from service.recordings import begin_recording
 from service.store.attempts import AttemptRepository
 from service.store.runs import RunRepository
 from service.store.session import Database
@@ -23,6 +26,8 @@ from service.store.steps import StepRepository
 router = APIRouter(prefix="/imports", tags=["runs"], responses=PROBLEMS)
 
 TAG: Final = "imported"
+# Of an attempt that ends in the transaction that makes it.
+_LEASE_S: Final = 60.0
 
 
 @router.post(
@@ -52,6 +57,39 @@ async def import_steps(
     return await run_in_threadpool(_import, database, controller, body, name, source, caller)
 
 
+@router.post("/runs", status_code=201, response_model=RunOut, summary="Keep a whole run that ended elsewhere")
+def import_run(
+    record: RunRecord, database: DatabaseDependency, controller: ControllerDependency, caller: CallerDependency
+) -> RunOut:
+    """One transaction: the run is here with all its steps and its verdict, or not at all. Again, it is the same run."""
+    batches = [_decode(_bytes_of(batch)) for batch in record.batches]
+    steps = [step for batch in batches for step in batch.steps]
+    _refuse_disorder(steps)
+    if record.outcome.declared_steps != len(steps):
+        raise InvalidInput(
+            f"the record declares {record.outcome.declared_steps} steps and holds {len(steps)}",
+            field="outcome.declared_steps", value=record.outcome.declared_steps, remedy="send the record whole",
+        )  # fmt: skip
+    key = f"imported:{record.id}"
+    with database.write() as session:
+        earlier = RunRepository(session).find_by_key(key)
+        if earlier is not None:
+            return present_run(earlier)
+        first_step = steps[0] if steps else 0
+        attempt, _ = begin_recording(
+            session, record.spec, lease_s=_LEASE_S, legal=controller.legal, who=caller, why="imported",
+            first_step=first_step, idempotency_key=key,
+        )  # fmt: skip
+        AttemptRepository(session).add_facts(attempt, record.facts)
+        for batch in batches:
+            StepRepository(session).insert(attempt, batch)
+        outcome = record.outcome.model_copy(update={"first_step": first_step})
+        run = accept_outcome(
+            session, attempt, outcome, legal=controller.legal, retry_reason=lambda failure, attempts: None
+        )
+        return present_run(RunRepository(session).get(run.uid))
+
+
 def _import(database: Database, controller: Controller, body: bytes, name: str, source: str, who: str) -> RunOut:
     batch = _decode(body)
     try:
@@ -62,23 +100,17 @@ def _import(database: Database, controller: Controller, body: bytes, name: str, 
             str(wrong["msg"]), field=str(wrong["loc"][0]), value=wrong["input"], remedy="import another record"
         ) from error
     with database.write() as session:
-        # One transaction: nobody ever sees it queued.
-        runs, attempts = RunRepository(session), AttemptRepository(session)
-        run, _ = runs.create(spec, who=who, why="imported")
-        runs.set_status(run, RunStatus.PENDING, legal=controller.legal, who=who, why="imported")
-        attempt = attempts.create(
-            run, enrolment_token=secrets.token_urlsafe(32), lease_s=60.0, first_step=batch.steps[0], who=who,
-            why="imported",
+        # One transaction: nobody ever sees it running.
+        attempt, _ = begin_recording(
+            session, spec, lease_s=_LEASE_S, legal=controller.legal, who=who, why="imported",
+            first_step=batch.steps[0],
         )  # fmt: skip
-        runs.set_status(run, RunStatus.RUNNING, legal=controller.legal, who=who, why="imported")
-        session.flush()
-        attempt = attempts.get(attempt.submission_id)
         StepRepository(session).insert(attempt, batch)
         run = close_attempt(
             session, attempt, AttemptStatus.SUCCEEDED, legal=controller.legal, retry_reason=controller.retry_reason,
             who=who, why="imported",
         )  # fmt: skip
-        return present_run(runs.get(run.uid))
+        return present_run(RunRepository(session).get(run.uid))
 
 
 def _decode(body: bytes) -> StepBatch:
@@ -90,6 +122,19 @@ def _decode(body: bytes) -> StepBatch:
         ) from error
     if not len(batch):
         raise InvalidInput("the record holds no step", field="body", remedy="import a record with steps")
-    if any(after <= before for before, after in pairwise(batch.steps)):
-        raise InvalidInput("the record's steps are not in order", field="body", remedy="send each step once, in order")
+    _refuse_disorder(batch.steps)
     return batch
+
+
+def _bytes_of(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise InvalidInput(
+            "a batch is not base64", field="batches", value=text[:16], remedy="send what `muonscope import` sends"
+        ) from error
+
+
+def _refuse_disorder(steps: Sequence[int]) -> None:
+    if any(after <= before for before, after in pairwise(steps)):
+        raise InvalidInput("the record's steps are not in order", field="body", remedy="send each step once, in order")

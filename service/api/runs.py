@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Body, Header, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from muonscope.contract.run_spec import BUILT_IN_TASKS, PlainTag, PlainText, RunSpec
+from muonscope.contract.run_spec import BUILT_IN_TASKS, EXTERNAL_TASK, PlainTag, PlainText, RunSpec
 from muonscope.contract.status import RunStatus
 from service.api.dependencies import (
     CallerDependency,
@@ -16,6 +16,7 @@ from service.api.dependencies import (
 )
 from service.api.schemas import PROBLEMS, RunCountsOut, RunOut, RunsOut, ValidRunOut, present_run, present_runs
 from service.errors import IllegalTransition, InvalidInput
+from service.recordings import is_recording
 from service.settings import Settings
 from service.store.census import count_runs
 from service.store.models import Run
@@ -149,6 +150,11 @@ def stop_run(
     with database.write() as session:
         runs = RunRepository(session)
         run = runs.get(run_id)
+        if is_recording(run) and not run.status.is_terminal:
+            raise IllegalTransition(
+                f"run {run.uid} is recorded from a script of somebody's own", field="status", value=run.status,
+                remedy="end the script where it runs; its record is closed with it",
+            )  # fmt: skip
         if run.status is RunStatus.QUEUED:
             runs.set_status(run, RunStatus.STOPPED, legal=controller.legal, who=caller, why="stop requested")
         elif run.status.is_terminal and run.status is not RunStatus.STOPPED:
@@ -171,6 +177,11 @@ def retry_run(
     with database.write() as session:
         runs = RunRepository(session)
         run = runs.get(run_id)
+        if is_recording(run):
+            raise IllegalTransition(
+                f"run {run.uid} was recorded from a script of somebody's own", field="status", value=run.status,
+                remedy="start the script again: it becomes a run of its own",
+            )  # fmt: skip
         if run.status not in (RunStatus.FAILED, RunStatus.STOPPED):
             raise IllegalTransition(
                 f"run {run.uid} is {run.status}; only failed and stopped runs are retried", field="status",
@@ -216,6 +227,11 @@ def check_runnable(spec: RunSpec, settings: Settings, controller: Controller) ->
         InvalidInput: an unlisted task, or more GPUs than the cluster has in all.
     """
     name = spec.task.name
+    if name == EXTERNAL_TASK:
+        raise InvalidInput(
+            "the task external is a script of somebody's own, which the service does not start",
+            field="task.name", value=name, remedy="start the script; `muonscope.record` in it records it",
+        )  # fmt: skip
     if name not in BUILT_IN_TASKS and name not in settings.allow_tasks:
         raise InvalidInput(
             f"the task {name} is not allowed here", field="task.name", value=name,

@@ -47,6 +47,8 @@ class JobRequest:
     enrolment_token: str = field(repr=False)
     home: str | None = None
     """Where workers keep checkpoints and logs; None leaves it to their own environment."""
+    working_dir: str | None = None
+    """Ray's name of the package that driver and workers run in; None where they need no code but ours."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -220,6 +220,9 @@ class LocalRay:
             | {
                 HEAD_ID_VARIABLE: head.id,
                 "TMPDIR": temporary_folder(),
+                # `ray job submit -- muonscope run …`: the command is found, and by the home the service.
+                "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+                "MUONSCOPE_HOME": str(self._folder.parent),
                 "RAY_AUTH_MODE": "token",
                 "RAY_AUTH_TOKEN_PATH": str(self._token_file),
                 # Nothing here reads Ray's own metrics.

@@ -313,7 +313,8 @@ class ControllerLoop:
 
     def _live_submission_ids(self) -> list[str]:
         with self._database.read() as session:
-            return [row.submission_id for row in AttemptRepository(session).live_rows()]
+            rows = AttemptRepository(session).live_rows()
+            return [row.submission_id for row in rows if not row.is_recording]
 
     async def _sweep(self, live: Collection[str], now: float) -> frozenset[str]:
         found = find_orphans(live, await self._launcher.active_jobs(), owner=self._owner)
@@ -367,7 +368,7 @@ class ControllerLoop:
     def _act(self, plan: Plan) -> None:
         for submission_id, token in plan.submissions.items():
             self._memory.submitting.add(submission_id)
-            self._spawn(self._submit(submission_id, token))
+            self._spawn(self._submit(submission_id, token, plan.working_dirs.get(submission_id)))
         now = self._clock()
         for submission_id, why in plan.stops.items():
             if now - self._memory.stop_sent.get(submission_id, float("-inf")) >= _STOP_AGAIN_S:
@@ -379,13 +380,15 @@ class ControllerLoop:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _submit(self, submission_id: str, token: str) -> None:
+    async def _submit(self, submission_id: str, token: str, working_dir: str | None) -> None:
         home = self._settings.effective_workers_home
         try:
             urls = self._settings.effective_advertise_url
             if self._leadership is not None:
                 urls = await asyncio.to_thread(self._leadership.urls)
-            request = JobRequest(submission_id, self._owner, urls, token, None if home is None else str(home))
+            request = JobRequest(
+                submission_id, self._owner, urls, token, None if home is None else str(home), working_dir
+            )
             await self._launcher.submit(request)
             self._memory.phases[submission_id] = time.time()
         except JobRefused as error:

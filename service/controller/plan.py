@@ -16,7 +16,7 @@ from muonscope.contract.attempts import Failure
 from muonscope.contract.status import LimitKind, Phase, QueueMode, RunStatus
 from service.conclusion import close_attempt
 from service.controller.launcher import Job
-from service.controller.reconcile import CloseAttempt, LiveAttempt, StopJob, reconcile
+from service.controller.reconcile import CloseAttempt, LiveAttempt, StopJob, fallen_silent, reconcile
 from service.controller.retry_policy import RetryPolicy, backoff_s, retry_reason
 from service.controller.scheduler import Capacity, Limits, QueuedRun, RunningRun, decide_starts
 from service.controller.transitions import LEGAL
@@ -68,6 +68,8 @@ class Plan:
 
     submissions: dict[str, str] = field(default_factory=dict)
     """Submission id -> enrolment token, known here and nowhere else."""
+    working_dirs: dict[str, str] = field(default_factory=dict)
+    """Submission id -> the package of code that the run's task is in, for those that name one."""
     stops: dict[str, str] = field(default_factory=dict)
     stopping: set[str] = field(default_factory=set)
     """Live attempts whose run was asked to stop."""
@@ -100,7 +102,7 @@ class Planner:
         if situation.was_away or situation.clock_jumped:
             attempts.extend_leases(
                 lease_s=self._settings.lease_s, start_limit_s=self._settings.start_limit_s,
-                even_shorter=situation.clock_jumped,
+                recording_lease_s=self._settings.recording_lease_s, even_shorter=situation.clock_jumped,
             )  # fmt: skip
         rows = attempts.live_rows()
         for name in {row.submission_id for row in rows} & situation.submitted_phases.keys():
@@ -116,9 +118,13 @@ class Planner:
                 refusal=situation.refusals.get(row.submission_id),
             )
             for row in rows
+            if not row.is_recording
         ]
         plan.stopping = {attempt.submission_id for attempt in live if attempt.stop_requested}
-        actions = reconcile(live, situation.jobs)
+        actions = [
+            *reconcile(live, situation.jobs),
+            *(fallen_silent(row.submission_id) for row in rows if row.is_recording and row.lease_expired),
+        ]
         closings = [action for action in actions if isinstance(action, CloseAttempt)]
         plan.is_unfinished |= len(closings) > CLOSINGS_A_TICK
         for closing in closings[:CLOSINGS_A_TICK]:
@@ -203,6 +209,8 @@ class Planner:
         attempt.phases = {Phase.SUBMITTED.value: queued_at.timestamp()}
         RunRepository(session).set_status(run, RunStatus.PENDING, legal=LEGAL, who=WHO, why="its GPUs are free")
         plan.submissions[attempt.submission_id] = token
+        if run.spec.get("working_dir"):
+            plan.working_dirs[attempt.submission_id] = run.spec["working_dir"]
         plan.held[attempt.submission_id] = gpus_of(run)
         plan.changed = True
         plan.is_idle = False

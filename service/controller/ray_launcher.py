@@ -77,8 +77,11 @@ class RayLauncher:
             "submission_id": request.submission_id,
             "metadata": {OWNER_METADATA: request.owner},
         }
-        if self._environment:
-            body["runtime_env"] = {"env_vars": self._environment}
+        runtime_env: dict[str, Any] = {"env_vars": self._environment} if self._environment else {}
+        if request.working_dir is not None:
+            runtime_env["working_dir"] = request.working_dir
+        if runtime_env:
+            body["runtime_env"] = runtime_env
         # The first job of a fresh cluster waits for its agent to become a driver.
         response = await self._send("POST", "/api/jobs/", json=body, timeout=30.0)
         if response.status_code == 400 and "already exists" in response.text:

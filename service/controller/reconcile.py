@@ -67,6 +67,13 @@ def reconcile(attempts: Sequence[LiveAttempt], jobs: Mapping[str, Job] | None) -
     return [action for attempt in attempts for action in _settle(attempt, jobs)]
 
 
+def fallen_silent(submission_id: str) -> CloseAttempt:
+    """End the record of a script of somebody's own: it has no job to ask, and nobody may start it again."""
+    message = "the script gave no sign of life until its lease ran out: its node or the way to it is gone"
+    failure = Failure(kind=FailureKind.WORKER_DIED, message=message)
+    return CloseAttempt(submission_id, AttemptStatus.LOST, message, failure)
+
+
 def find_orphans(live: Collection[str], active: Mapping[str, Job], *, owner: str) -> frozenset[str]:
     """Return the jobs of ours that run although no live attempt owns them.
 

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import select, true, update
+from sqlalchemy import and_, not_, select, true, update
 from sqlalchemy.orm import Session, joinedload
 
 from muonscope.contract.attempts import AttemptFacts, AttemptOutcome, Failure, Heartbeat
+from muonscope.contract.run_spec import EXTERNAL_TASK
 from muonscope.contract.status import AttemptStatus
 from service.errors import Conflict, IllegalTransition, NotFound, Unauthorized
 from service.store.events import EventRepository
@@ -38,6 +39,8 @@ class LiveRow(NamedTuple):
     is_enrolled: bool
     lease_expired: bool
     stop_requested: bool
+    is_recording: bool
+    """A script of somebody's own: it has no Ray job."""
 
 
 class AttemptRepository:
@@ -132,6 +135,7 @@ class AttemptRepository:
                 Attempt.enrolled_at.is_not(None),
                 Attempt.lease_expires_at < database_now(),
                 Run.stop_requested,
+                Run.task == EXTERNAL_TASK,
             )
             .join(Run, Run.id == Attempt.run_id)
             .where(Attempt.status.in_(LIVE))
@@ -139,21 +143,28 @@ class AttemptRepository:
         )
         return [LiveRow(*row) for row in self._session.execute(query)]
 
-    def extend_leases(self, *, lease_s: float, start_limit_s: float, even_shorter: bool = False) -> None:
+    def extend_leases(
+        self, *, lease_s: float, start_limit_s: float, recording_lease_s: float, even_shorter: bool = False
+    ) -> None:
         """Give every live attempt its whole time anew, as after nobody could take in signs of life.
 
         Args:
             lease_s: of those that have enrolled.
             start_limit_s: of those that have not.
+            recording_lease_s: of scripts that record themselves.
             even_shorter: also where that is less than they have, as after the clock was set back.
         """
         now = read_clock(self._session)
-        for is_enrolled, span_s in ((True, lease_s), (False, start_limit_s)):
+        recorded = Attempt.run_id.in_(select(Run.id).where(Run.task == EXTERNAL_TASK))
+        enrolled = and_(Attempt.enrolled_at.is_not(None), not_(recorded))
+        kinds = ((enrolled, lease_s), (Attempt.enrolled_at.is_(None), start_limit_s), (recorded, recording_lease_s))
+        for of_this_kind, span_s in kinds:
             until = now + timedelta(seconds=span_s)
-            enrolled = Attempt.enrolled_at.is_not(None) if is_enrolled else Attempt.enrolled_at.is_(None)
             self._session.execute(
                 update(Attempt)
-                .where(Attempt.status.in_(LIVE), enrolled, true() if even_shorter else Attempt.lease_expires_at < until)
+                .where(
+                    Attempt.status.in_(LIVE), of_this_kind, true() if even_shorter else Attempt.lease_expires_at < until
+                )
                 .values(lease_expires_at=until)
             )
 

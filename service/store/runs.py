@@ -101,7 +101,7 @@ class RunRepository:
         document = spec.model_dump(mode="json")
         request_hash = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
         if idempotency_key is not None:
-            earlier = self._find_by_key(idempotency_key)
+            earlier = self.find_by_key(idempotency_key)
             if earlier is not None:
                 if earlier.request_hash != request_hash:
                     raise Conflict(
@@ -146,7 +146,8 @@ class RunRepository:
         )
         return run, True
 
-    def _find_by_key(self, key: str) -> Run | None:
+    def find_by_key(self, key: str) -> Run | None:
+        """Return the run that was made under an idempotency key; raises InvalidInput for what is none."""
         if not 0 < len(key) <= MAX_KEY_LENGTH:
             raise InvalidInput(
                 f"the idempotency key has {len(key)} characters",

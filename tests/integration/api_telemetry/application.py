@@ -12,7 +12,19 @@ from fastapi import FastAPI
 
 from muonscope.contract.attempts import Failure
 from muonscope.contract.status import RunStatus
-from service.api import attempts, compare, deletion, experiments, imports, load, metrics, problems, runs, steps
+from service.api import (
+    attempts,
+    compare,
+    deletion,
+    experiments,
+    imports,
+    load,
+    metrics,
+    problems,
+    recordings,
+    runs,
+    steps,
+)
 from service.api.middleware import BodyLimit, Problems
 from service.api.responses import StrictJSONResponse
 from service.controller.retry_policy import RetryPolicy, retry_reason
@@ -54,7 +66,7 @@ def application(**settings: Any) -> FastAPI:
     app = FastAPI(default_response_class=StrictJSONResponse)
     app.state.settings = Settings(**settings)
     problems.install(app)
-    for module in (runs, steps, load, deletion, imports, metrics, attempts, compare, experiments):
+    for module in (runs, steps, load, deletion, imports, recordings, metrics, attempts, compare, experiments):
         app.include_router(module.router)
     limits = app.state.settings
     app.add_middleware(

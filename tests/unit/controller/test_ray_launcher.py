@@ -60,6 +60,18 @@ def test_a_job_without_variables_has_no_runtime_environment() -> None:
     assert "runtime_env" not in json.loads(seen[0].content)
 
 
+def test_a_job_with_code_of_its_own_runs_in_that_package() -> None:
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, json={})
+
+    request = dataclasses.replace(REQUEST, working_dir="gcs://_ray_pkg_0123456789abcdef.zip")
+    call(launcher(answer), lambda one: one.submit(request))
+    assert json.loads(seen[0].content)["runtime_env"] == {"working_dir": "gcs://_ray_pkg_0123456789abcdef.zip"}
+
+
 def test_the_command_line_is_words_and_never_shell() -> None:
     words = shlex.split(entrypoint("/opt/my python/bin/python", REQUEST))
     assert words == [

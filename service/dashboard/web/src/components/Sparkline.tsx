@@ -4,6 +4,7 @@ import { useEffect, useState } from "react";
 
 import { requestJson, runPath, withQuery } from "../api/client.ts";
 import type { Run, StepSeries } from "../api/types.ts";
+import { plannedSteps } from "../format/steps.ts";
 import { sparkPath, type SparkPoints } from "../charts/spark.ts";
 import { toNumber } from "../format/number.ts";
 
@@ -54,7 +55,7 @@ function remember(id: string, entry: Entry): void {
 }
 
 export function LossSparkline({ run }: { run: Run }) {
-  const total = run.spec.steps;
+  const total = plannedSteps(run);
   const recorded = run.summary?.steps ?? 0;
   // A live run's line is read again each time another thirtieth of it is there.
   const mark = run.finished_at === null ? Math.floor((recorded * POINTS) / Math.max(total, 1)) : -1;

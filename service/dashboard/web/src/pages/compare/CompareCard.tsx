@@ -1,6 +1,7 @@
 /** One side of a comparison: its ordering, verdict, standing and figures. */
 
 import type { Run } from "../../api/types.ts";
+import { plannedSteps } from "../../format/steps.ts";
 import { LossScale, OrderingMark, Scalar, StatusMark, VerdictChip } from "../../components/marks.tsx";
 import { formatInteger, formatLoss, formatScalar, toNumber } from "../../format/number.ts";
 import { Link, runHref } from "../../routing/router.tsx";
@@ -19,7 +20,7 @@ export function CompareCard({ run, label }: { run: Run; label: string }) {
       <span className="ink-3 num">
         {run.verdict?.step != null && run.status === "failed"
           ? `at step ${formatInteger(run.verdict.step)}`
-          : `${formatInteger(summary?.steps ?? 0)} of ${formatInteger(run.spec.steps)}`}
+          : `${formatInteger(summary?.steps ?? 0)} of ${formatInteger(plannedSteps(run))}`}
       </span>
       <dl className="figures">
         <Figure label="Overflows">{formatInteger(summary?.overflows)}</Figure>

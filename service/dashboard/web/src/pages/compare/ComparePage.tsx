@@ -4,6 +4,7 @@ import { useEffect, useMemo, useRef, useState } from "react";
 
 import { runPath, withQuery } from "../../api/client.ts";
 import type { Run } from "../../api/types.ts";
+import { plannedSteps } from "../../format/steps.ts";
 import { ChartStack } from "../../charts/ChartStack.tsx";
 import { downloadPng } from "../../charts/exportPng.ts";
 import { traceIdentity, traceLabels } from "../../charts/identity.ts";
@@ -86,7 +87,7 @@ function Compared({ runs, ids }: { runs: Run[]; ids: string[] }) {
   const { traces, error, isLoading } = useTraces(requests, isApplied ? null : window);
   const drawn = useMemo(() => (isApplied ? traces.map(overAppliedSteps) : traces), [traces, isApplied]);
   const { divergence, landmark } = landmarks(comparisons.each);
-  const planned = Math.max(...runs.map((run) => run.spec.steps));
+  const planned = Math.max(...runs.map((run) => plannedSteps(run)));
   const chart = useChartState(drawn, planned, landmark);
   const last = Math.max(0, ...traces.map((trace) => trace.last));
 

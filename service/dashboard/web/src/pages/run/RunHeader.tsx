@@ -3,6 +3,7 @@
 import { requestJson, runPath, withQuery } from "../../api/client.ts";
 import { useResource } from "../../api/resource.ts";
 import type { Run, RunPage } from "../../api/types.ts";
+import { plannedSteps } from "../../format/steps.ts";
 import { ConfirmButton, Key } from "../../components/controls.tsx";
 import { useShortcuts } from "../../components/keyboard.tsx";
 import { LossScale, OrderingMark, ProgressBar, Scalar, Sentence, StatusMark, VerdictChip } from "../../components/marks.tsx";
@@ -45,7 +46,7 @@ export function RunHeader({ run, onChanged }: Props) {
 function Progress({ run }: { run: Run }) {
   const now = useNow();
   const steps = run.summary?.steps ?? 0;
-  const total = run.spec.steps;
+  const total = plannedSteps(run);
   if (run.status === "queued") {
     return <span className="ink-3">{run.queue_position === null ? "" : `number ${run.queue_position} in the queue`}</span>;
   }

@@ -4,6 +4,7 @@ import { useMemo } from "react";
 
 import { runPath } from "../../api/client.ts";
 import type { Run } from "../../api/types.ts";
+import { plannedSteps } from "../../format/steps.ts";
 import { ChartStack } from "../../charts/ChartStack.tsx";
 import { traceIdentity } from "../../charts/identity.ts";
 import { OverflowTable } from "../../charts/OverflowTable.tsx";
@@ -32,7 +33,7 @@ export function StepsView({ run }: { run: Run }) {
   const { traces, error, isLoading } = useTraces(requests, window);
   const trace = traces[0];
   const landmark = poisonedSince(run) ?? trace?.overflow[0]?.[0] ?? null;
-  const chart = useChartState(traces, run.spec.steps, landmark);
+  const chart = useChartState(traces, plannedSteps(run), landmark);
   const recorded = run.summary?.steps ?? 0;
   const load = useLoad(run);
   const [hidden, setHidden] = useQuery("load");

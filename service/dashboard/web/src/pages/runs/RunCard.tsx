@@ -3,6 +3,7 @@
 import { memo } from "react";
 
 import type { Run } from "../../api/types.ts";
+import { plannedSteps } from "../../format/steps.ts";
 import { InitialScale, LossScale, OrderingMark, ProgressBar, StatusMark, VerdictChip } from "../../components/marks.tsx";
 import { formatInteger, toNumber } from "../../format/number.ts";
 import { Link, runHref } from "../../routing/router.tsx";
@@ -41,7 +42,7 @@ export const RunCard = memo(function RunCard({ run, isSelected, onToggle }: Prop
         </div>
         <div className="row num ink-2">
           <span>{formatInteger(run.summary?.steps ?? 0)}</span>
-          <ProgressBar share={runShare(run)} label={`${run.name}: steps recorded of ${run.spec.steps}`} />
+          <ProgressBar share={runShare(run)} label={`${run.name}: steps recorded of ${plannedSteps(run)}`} />
           <span>
             scale <LossScale value={toNumber(run.summary?.final_loss_scale)} />
           </span>

@@ -3,6 +3,7 @@
 import type { ReactNode } from "react";
 
 import type { Run } from "../../api/types.ts";
+import { plannedSteps } from "../../format/steps.ts";
 import {
   InitialScale,
   LossScale,
@@ -30,7 +31,7 @@ export interface RunColumn {
 }
 
 export function runShare(run: Run): number {
-  return (run.summary?.steps ?? 0) / Math.max(run.spec.steps, 1);
+  return (run.summary?.steps ?? 0) / Math.max(plannedSteps(run), 1);
 }
 
 const dash = <span className="ink-3">—</span>;
@@ -117,7 +118,7 @@ export const COLUMNS: readonly RunColumn[] = [
     cell: (run) => (
       <span className="step-cell">
         {formatInteger(run.summary?.steps ?? 0)}
-        <ProgressBar share={runShare(run)} label={`${run.name}: steps recorded of ${run.spec.steps}`} />
+        <ProgressBar share={runShare(run)} label={`${run.name}: steps recorded of ${plannedSteps(run)}`} />
       </span>
     ),
   },

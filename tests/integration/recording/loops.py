@@ -1,0 +1,116 @@
+"""Training loops of somebody's own, with or without `muonscope.record` around them, as each rank runs them."""
+
+import io
+import os
+import signal
+import sys
+import types
+from contextlib import nullcontext, redirect_stdout
+from typing import Any
+
+import deepspeed
+import torch
+
+import muon_core
+import muonscope
+from muonscope.huggingface import record_callback
+from workers.final_state import hash_parameters
+
+STEPS = 6
+
+
+def build_engine(optimizer: str, stage: int, minimum: int = 1) -> Any:
+    """`optimizer` is muon (DeepSpeed's own), adam or attached; at a loss scale of 2^20 the first steps overflow."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 16))
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 2,
+        "gradient_clipping": 0.0,
+        "fp16": {"enabled": True, "initial_scale_power": 20, "hysteresis": 1, "min_loss_scale": minimum},
+        "zero_optimization": {"stage": stage, "reduce_scatter": False},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
+    if optimizer == "muon":
+        config["optimizer"] = {"type": "Muon", "params": {"lr": 0.02, "torch_adam": True}}
+        return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
+    if optimizer == "adam":
+        adam = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        return deepspeed.initialize(model=model, optimizer=adam, config=config)[0]
+    ours = muon_core.build_optimizer(model, lr=0.02, adam={"lr": 1e-3})
+    engine = deepspeed.initialize(model=model, optimizer=ours, config=config)[0]
+    muon_core.attach(engine, ours)
+    return engine
+
+
+def take_steps(engine: Any, ends: str | None = None) -> None:
+    """Six steps of two micro-batches; `ends` says what the fourth one is followed by."""
+    generator = torch.Generator().manual_seed(1 + torch.distributed.get_rank())
+    for step in range(STEPS):
+        for _ in range(2):
+            inputs = torch.randn(4, 16, generator=generator).half().to(engine.device)
+            loss = torch.nn.functional.mse_loss(engine(inputs).float(), inputs.float() * 10)
+            engine.backward(loss)
+            engine.step()
+        if step == 3 and ends == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if step == 3 and ends == "raises":
+            raise ZeroDivisionError("of the script's own making")
+
+
+def loop(*, optimizer: str, stage: int, ends: str | None = None, record: dict[str, Any] | None = None) -> Any:
+    """Train, and say which run recorded it, what the weights are, and what ended it."""
+    engine = build_engine(optimizer, stage, minimum=2**20 if ends == "exhausted" else 1)
+    error = None
+    recording = nullcontext() if record is None else muonscope.record(engine, name="mine", **record)
+    try:
+        with recording as recorded:
+            take_steps(engine, ends)
+    except Exception as caught:
+        error = type(caught).__name__
+    parameters = list(engine.module.parameters())
+    return {
+        "run_id": recorded.run_id if recorded is not None else None,
+        "hash": hash_parameters(parameters, is_first=True),
+        "error": error,
+        "left_as_found": not {"step", "backward"} & vars(engine).keys(),
+    }
+
+
+def script(*, text: str, url: str) -> str:
+    """Run a whole script as this rank; returns what it printed."""
+    os.environ["MUONSCOPE_URL"] = url
+    printed = io.StringIO()
+    try:
+        with redirect_stdout(printed):
+            exec(compile(text, "recorded.py", "exec"), {"__name__": "__main__"})
+    finally:
+        del os.environ["MUONSCOPE_URL"]
+    return printed.getvalue()
+
+
+def trainer(*, url: str) -> str | None:
+    """Train as Hugging Face's Trainer does under DeepSpeed: its callback's events around the engine's steps."""
+    # What its callbacks are made of; the events are called as transformers 5.24 calls them.
+    sys.modules["transformers"] = types.SimpleNamespace(TrainerCallback=object)  # type: ignore[assignment]
+    engine = build_engine("adam", 2)
+    state = types.SimpleNamespace(max_steps=STEPS)
+    callback = record_callback(types.SimpleNamespace(model_wrapped=engine), name="trainer", url=url)
+    try:
+        callback.on_train_begin(None, state, None, model=engine.module)
+        take_steps(engine)
+        callback.on_train_end(None, state, None, model=engine.module)
+    finally:
+        del sys.modules["transformers"]
+    return callback.run_id
+
+
+def refused(*, record: dict[str, Any]) -> tuple[str, str, str | None]:
+    """Try to record where that must fail; returns the error's name, text and remedy."""
+    engine = build_engine("muon", 1)
+    try:
+        with muonscope.record(engine, name="mine", **record):
+            raise AssertionError("the block was entered")
+    except muonscope.MuonscopeError as error:
+        return type(error).__name__, str(error), error.remedy

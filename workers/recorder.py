@@ -1,0 +1,239 @@
+"""Watches a training loop that is not ours: each `engine.step()` of a DeepSpeed engine becomes one step record.
+
+The engine's `step` and `backward` are stood in for while the recorder is at work: they do what they did, and the
+measurements are the ones that our own loop takes (`workers.probes`). Nothing that trains is changed: the weights of a
+recorded loop are those of the loop alone, to the last bit.
+"""
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from pydantic import ValidationError
+from torch import Tensor
+
+from muon_core.parameters import trainable_parameters
+from muon_core.zero.layout import Attachment
+from muon_core.zero.optimizer import ZeroMuon
+from muon_core.zero.precision import is_exhaustion, read_outcome
+from muon_core.zero.watching import watch_engine
+from muonscope.contract.attempts import AttemptFacts, FinalState, ParameterFact, RankFact
+from muonscope.contract.releases import DEFAULT_DEEPSPEED, RELEASES
+from muonscope.contract.run_spec import MAX_STEPS, ExternalTask, LossScale, RunSpec
+from muonscope.contract.status import (
+    Implementation,
+    MomentumUnit,
+    ParameterRoute,
+    Phase,
+    Precision,
+    StepOrdering,
+)
+from muonscope.contract.telemetry import StepRecord
+from workers.engine import describe_engine, device_name, native_routes, our_routes
+from workers.final_state import InitialWeights, hash_parameters, peak_memory_bytes, trainable_numel
+from workers.probes import Measured, Probes
+
+# Hashing more than this takes seconds of a training script's time: it is left out, and said to be not measured.
+MAX_HASHED_ELEMENTS: Final = 2**28
+_PRECISIONS: Final = {torch.float16: Precision.FP16, torch.bfloat16: Precision.BF16}
+
+
+class Recorder:
+    """Records one engine's steps between `start` and `stop`. Collective: every rank has one."""
+
+    def __init__(self, engine: Any, keep: Callable[[StepRecord], None]) -> None:
+        """Look at the engine; nothing is recorded yet. Collective.
+
+        Args:
+            engine: as `deepspeed.initialize` returned it.
+            keep: takes each record; called on every rank.
+        Raises:
+            UnsupportedSetup: an engine whose momentum cannot be read; the message says what to change.
+        """
+        self._engine, self._keep = engine, keep
+        self.attachment: Attachment = watch_engine(engine)
+        self.rank = dist.get_rank()
+        world_size = dist.get_world_size()
+        self.group = dist.new_group() if world_size > 1 else None
+        self.parameters = [parameter for _, parameter in trainable_parameters(engine.module)]
+        self.routes = _routes(engine, self.attachment)
+        self._muon = [fact.index for fact in self.routes if fact.route is ParameterRoute.MUON]
+        # Without Muon the momentum is the other optimizer's.
+        self._probes = Probes(engine, self.parameters, self._muon or range(len(self.parameters)), self.group)
+        self._initial = InitialWeights(self.parameters, None, self.rank, world_size)
+        self.step = 0
+        """The step being attempted."""
+        self.is_exhausted = False
+        """Whether a step found the loss scale at its minimum: all ranks end at the same one."""
+        self.initial_hash = self._hash()
+        self._ns_calls_seen = self.attachment.ns_calls
+        self._loss_sum: Tensor | None = None
+        self._num_losses = 0
+        self._last_step_at = time.perf_counter()
+
+    def start(self) -> None:
+        """Stand in for the engine's `step` and `backward`."""
+        self._step, self._backward = self._engine.step, self._engine.backward
+        self._engine.step, self._engine.backward = self._recorded_step, self._recorded_backward
+        self._last_step_at = time.perf_counter()
+
+    def stop(self) -> None:
+        """Leave the engine as it was found, and keep the record that is still under way."""
+        for name in ("step", "backward"):
+            vars(self._engine).pop(name, None)
+        last = self._probes.flush()
+        if last is not None:
+            self._keep(last)
+
+    def final_state(self) -> FinalState:
+        """Say what has moved since the recorder was made. Collective."""
+        compared = self._initial.compare(self._muon, self.group)
+        measured = {"final_parameters_hash": self._hash(), "peak_memory_bytes": peak_memory_bytes(self._engine.device)}
+        return FinalState(**{**dict(compared), **measured})
+
+    def facts(self) -> AttemptFacts:
+        """Say what is recorded: parameters and their routes, place, versions, DeepSpeed's configuration."""
+        is_native = self._muon and not isinstance(self.attachment, ZeroMuon)
+        return AttemptFacts(
+            phases={Phase.INITIALIZED: time.time()},
+            parameters=self.routes,
+            ranks=[
+                RankFact(
+                    rank=self.rank, node=socket.gethostname(), pid=os.getpid(),
+                    device=device_name(self._engine.device), local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+                )
+            ],
+            momentum_unit=MomentumUnit.LOSS_SCALED if is_native else MomentumUnit.UNSCALED,
+            initial_parameters_hash=self.initial_hash,
+            environment=describe_engine(self._engine, _precision(self._engine)),
+            resolved_ds_config=dict(self._engine.config),
+        )  # fmt: skip
+
+    def _hash(self) -> str | None:
+        if trainable_numel(self.parameters) > MAX_HASHED_ELEMENTS:
+            return None
+        return hash_parameters(self.parameters, is_first=self.rank == 0)
+
+    def _recorded_backward(self, loss: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(loss, Tensor) and loss.numel() == 1:
+            seen = loss.detach().double().view(())
+            self._loss_sum = seen if self._loss_sum is None else self._loss_sum + seen
+            self._num_losses += 1
+        return self._backward(loss, *args, **options)
+
+    def _recorded_step(self, *args: Any, **options: Any) -> Any:
+        engine = self._engine
+        is_boundary = bool(engine.is_gradient_accumulation_boundary())
+        if not is_boundary:
+            return self._step(*args, **options)
+        loss_scale_before = float(engine.optimizer.loss_scale)
+        lr = float(engine.optimizer.param_groups[0]["lr"])
+        try:
+            answer = self._step(*args, **options)
+        except Exception as error:
+            self.is_exhausted = is_exhaustion(error)
+            raise
+        outcome = read_outcome(engine, is_boundary=True, loss_scale_before=loss_scale_before, lr=lr)
+        outcome = replace(outcome, ns_calls=self.attachment.ns_calls - self._ns_calls_seen)
+        self._ns_calls_seen = self.attachment.ns_calls
+        now = time.perf_counter()
+        measured = Measured(self.step, outcome, self._mean_loss(), now - self._last_step_at, tokens=None)
+        self._last_step_at = now
+        self.step += 1
+        previous = self._probes.measure(measured)
+        if previous is not None:
+            self._keep(previous)
+        return answer
+
+    def _mean_loss(self) -> Tensor | None:
+        loss = None if self._loss_sum is None else self._loss_sum / self._num_losses
+        self._loss_sum, self._num_losses = None, 0
+        return loss
+
+
+def describe_spec(
+    recorder: Recorder, engine: Any, *, name: str, steps: int | None, tags: tuple[str, ...], notes: str
+) -> RunSpec:
+    """Say in a spec's words what an engine is set up as; what those cannot hold is left at its default.
+
+    Args:
+        recorder: the engine's.
+        engine: as `deepspeed.initialize` returned it.
+        name: the run's.
+        steps: how many there are to be; None where only the record will say.
+        tags: the run's.
+        notes: the run's.
+    """
+    zero = engine.optimizer
+    settings = zero.param_groups[0]
+    is_ours = isinstance(recorder.attachment, ZeroMuon)
+    has_muon = any(fact.route is ParameterRoute.MUON for fact in recorder.routes)
+    kind = type(zero.optimizer).__name__
+    said: dict[str, Any] = {
+        "name": name,
+        "task": ExternalTask(script=sys.argv[0] or None, optimizer=kind, is_open_ended=steps is None),
+        "steps": MAX_STEPS if steps is None else steps,
+        "tags": tags,
+        "notes": notes,
+        "implementation": Implementation.MUON_CORE if is_ours else Implementation.DEEPSPEED,
+        "step_ordering": _ordering(recorder.attachment, engine.zero_optimization_stage(), has_muon=has_muon),
+        "zero_stage": engine.zero_optimization_stage(),
+        "world_size": dist.get_world_size(),
+        "precision": _precision(engine),
+        "gradient_accumulation_steps": engine.gradient_accumulation_steps(),
+        "micro_batch_size": engine.train_micro_batch_size_per_gpu(),
+        "gradient_clipping": float(engine.gradient_clipping() or 0.0),
+        "clip_scope": getattr(recorder.attachment, "clip_scope", "update" if has_muon else "gradient"),
+        "loss_scale": _loss_scale(engine),
+        "optimizer": {
+            "lr": float(settings["lr"]),
+            "momentum": float(settings.get("momentum", 0.0)),
+            "weight_decay": float(settings.get("weight_decay", 0.0)),
+        },
+    }
+    while True:
+        try:
+            return RunSpec.model_validate(said)
+        except ValidationError as error:
+            field = str(error.errors()[0]["loc"][0]) if error.errors()[0]["loc"] else ""
+            if field not in said or field in ("name", "tags", "notes", "steps"):
+                raise
+            del said[field]
+
+
+def _routes(engine: Any, attachment: Attachment) -> list[ParameterFact]:
+    return our_routes(attachment.routed) if isinstance(attachment, ZeroMuon) else native_routes(engine)
+
+
+def _ordering(attachment: Attachment, stage: int, *, has_muon: bool) -> StepOrdering:
+    if isinstance(attachment, ZeroMuon):
+        return StepOrdering(attachment.step_ordering)
+    release = RELEASES.get(str(deepspeed.__version__).split("+")[0], RELEASES[DEFAULT_DEEPSPEED])
+    # Adam's moments move in its own step, which DeepSpeed calls after its overflow check.
+    return release.orderings[stage] if has_muon else StepOrdering.ORDERED
+
+
+def _precision(engine: Any) -> Precision:
+    return _PRECISIONS.get(next(iter(engine.module.parameters())).dtype, Precision.FP32)
+
+
+def _loss_scale(engine: Any) -> LossScale:
+    scaler = getattr(engine.optimizer, "loss_scaler", None)
+    if _precision(engine) is not Precision.FP16 or scaler is None:
+        return LossScale()
+    if not getattr(engine.optimizer, "dynamic_loss_scale", False):
+        return LossScale(static=float(engine.optimizer.loss_scale))
+    power = float(engine.optimizer.loss_scale)
+    return LossScale(
+        initial_power=max(0, min(32, round(power).bit_length() - 1)),
+        window=max(1, int(getattr(scaler, "scale_window", 1000))),
+        hysteresis=max(1, int(getattr(scaler, "delayed_shift", 2))),
+        minimum=max(1, int(getattr(scaler, "min_scale", 1))),
+    )
