@@ -103,6 +103,10 @@ bench-gpu: .venv/installed-dev ## Print measured numbers on this machine's GPUs.
 bench-trackers: .venv/installed-dev .venv-trackers/installed ## Give Muonscope and other trackers the same work (ARGS=--only ...).
 	$(BIN)/python tests/benchmarks/trackers/yardstick.py $(ARGS)
 
+.PHONY: docs
+docs: .venv/installed-dev ## Build the documentation into site/, its reference made from the code; warnings are errors.
+	$(TEST_ENVIRONMENT) $(BIN)/mkdocs build --strict --quiet $(ARGS)
+
 .PHONY: db-revision
 db-revision: .venv/installed-dev ## Write a migration for the models' changes: make db-revision m="add run notes".
 	@if [ -z "$(m)" ]; then echo 'say what changes: make db-revision m="add run notes"' >&2; exit 1; fi

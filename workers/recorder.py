@@ -20,10 +20,11 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from muon_core.parameters import trainable_parameters
+from muon_core.zero.deepspeed_native import NativeMuon
 from muon_core.zero.layout import Attachment
 from muon_core.zero.optimizer import ZeroMuon
 from muon_core.zero.precision import is_exhaustion, read_outcome
-from muon_core.zero.watching import watch_engine
+from muon_core.zero.watching import WatchedOptimizer, watch_engine
 from muonscope.contract.attempts import AttemptFacts, FinalState, ParameterFact, RankFact
 from muonscope.contract.releases import DEFAULT_DEEPSPEED, RELEASES
 from muonscope.contract.run_spec import MAX_STEPS, ExternalTask, LossScale, RunSpec
@@ -65,8 +66,10 @@ class Recorder:
         self.parameters = [parameter for _, parameter in trainable_parameters(engine.module)]
         self.routes = _routes(engine, self.attachment)
         self._muon = [fact.index for fact in self.routes if fact.route is ParameterRoute.MUON]
-        # Without Muon the momentum is the other optimizer's.
-        self._probes = Probes(engine, self.parameters, self._muon or range(len(self.parameters)), self.group)
+        # Another optimizer's momentum is all there is; a Muon's that takes no parameter is none.
+        is_watched = isinstance(self.attachment, WatchedOptimizer)
+        indices = range(len(self.parameters)) if is_watched else self._muon
+        self._probes = Probes(engine, self.parameters, indices, self.group)
         self._initial = InitialWeights(self.parameters, None, self.rank, world_size)
         self.step = 0
         """The step being attempted."""
@@ -100,7 +103,7 @@ class Recorder:
 
     def facts(self) -> AttemptFacts:
         """Say what is recorded: parameters and their routes, place, versions, DeepSpeed's configuration."""
-        is_native = self._muon and not isinstance(self.attachment, ZeroMuon)
+        is_native = isinstance(self.attachment, NativeMuon)
         return AttemptFacts(
             phases={Phase.INITIALIZED: time.time()},
             parameters=self.routes,
@@ -174,7 +177,7 @@ def describe_spec(
     zero = engine.optimizer
     settings = zero.param_groups[0]
     is_ours = isinstance(recorder.attachment, ZeroMuon)
-    has_muon = any(fact.route is ParameterRoute.MUON for fact in recorder.routes)
+    has_muon = not isinstance(recorder.attachment, WatchedOptimizer)
     kind = type(zero.optimizer).__name__
     said: dict[str, Any] = {
         "name": name,

@@ -74,10 +74,12 @@ def list_alerts(url: Url = None, as_json: Json = False) -> None:
 
 
 @alert_app.command()
-def rm(alert_id: AlertId, url: Url = None) -> None:
+def rm(alert_id: AlertId, url: Url = None, as_json: Json = False) -> None:
     """Watch no more; what is not delivered yet is not sent."""
     with open_client(url) as client:
         client.alerts.delete(alert_id)
+    if as_json:
+        Screen(as_json).json({"removed": alert_id})
 
 
 @alert_app.command("test")

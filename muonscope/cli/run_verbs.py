@@ -78,6 +78,8 @@ def run(
     wanted = with_working_dir(read_spec(spec, screen.progress))
     with open_client(url) if not standalone else _recording_client(record, screen) as client:
         queued = client.runs.submit(wanted)
+        # Whoever reads it in a job's log asks for the run by its id.
+        screen.progress(f"run {queued.id}")
         with _stopped_on_interrupt(client, queued):
             _follow(client, queued, screen)
 

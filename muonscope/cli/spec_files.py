@@ -47,7 +47,7 @@ def _with_ds_config(spec: dict[str, Any], folder: Path, tell: Callable[[str], No
             config = _parse_json(_read_text(file))
         except ValueError as error:
             raise SpecFileError(file, f"is not JSON: {error}", remedy="give DeepSpeed's own file") from error
-    if not is_deepspeeds_own(config):
+    if not isinstance(config, dict) or not is_deepspeeds_own(config):
         return spec if config is spec.get("ds_config") else {**spec, "ds_config": config}
     translation = translate(config)
     for line in translation.report:

@@ -86,6 +86,7 @@ class Finding(StrEnum):
     """Lesser things a record shows, beside its verdicts."""
 
     LOSS_ROSE = "loss_rose"
+    NO_MUON = "no_muon"
 
 
 class StepOrdering(StrEnum):

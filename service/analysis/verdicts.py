@@ -60,6 +60,8 @@ class RunRecord:
     poison: Poison | None = None
     absorption: Absorption | None = None
     parameter_names: Sequence[str] = ()
+    has_muon_optimizer: bool = True
+    """Whether a Muon is there to route parameters to; a script of somebody's own may have another optimizer."""
 
     @property
     def steps(self) -> int:
@@ -89,8 +91,8 @@ def judge(record: RunRecord) -> list[Found]:
     verdicts = [found for check in checks if (found := check(record)) is not None]
     if not verdicts:
         verdicts = [_inconclusive(record)]
-    rose = _loss_rose(record.columns)
-    return [*verdicts, *([rose] if rose is not None else [])]
+    lesser = (_no_muon(record), _loss_rose(record.columns))
+    return [*verdicts, *(found for found in lesser if found is not None)]
 
 
 def _dies(record: RunRecord) -> Found | None:
@@ -212,6 +214,17 @@ def _why_not_trains(record: RunRecord) -> str | None:
     if _diverged(record) is not None:
         return "not all that was recorded is finite"
     return None
+
+
+def _no_muon(record: RunRecord) -> Found | None:
+    final = record.final
+    if not record.has_muon_optimizer or final is None or final.muon_parameters_total != 0:
+        return None
+    return Found(
+        Finding.NO_MUON,
+        f"The optimizer is Muon, and none of the {final.parameters_total} trainable parameters is routed to it: all "
+        "are trained by its AdamW. The list of parameters says why.",
+    )
 
 
 def _inconclusive(record: RunRecord) -> Found:

@@ -114,3 +114,33 @@ def refused(*, record: dict[str, Any]) -> tuple[str, str, str | None]:
             raise AssertionError("the block was entered")
     except muonscope.MuonscopeError as error:
         return type(error).__name__, str(error), error.remedy
+
+
+class Named(torch.nn.Module):
+    """Trainable parameters of given names and shapes; each has a share in the loss."""
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]], frozen: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        for name, shape in shapes.items():
+            self.register_parameter(name, torch.nn.Parameter(torch.rand(shape), requires_grad=name not in frozen))
+
+    def forward(self) -> torch.Tensor:
+        return sum((each.float() ** 2).mean() for each in self.parameters())  # type: ignore[return-value]
+
+
+def named(*, shapes: dict[str, tuple[int, ...]], frozen: tuple[str, ...] = (), record: dict[str, Any]) -> str | None:
+    """Train a model of named parameters with DeepSpeed's own Muon for three steps; returns the run's id."""
+    torch.manual_seed(0)
+    model = Named(shapes, frozen)
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_clipping": 0.0,
+        "optimizer": {"type": "Muon", "params": {"lr": 0.02, "torch_adam": True}},
+        "zero_optimization": {"stage": 1, "reduce_scatter": False},
+    }
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=list(model.parameters()), config=config)
+    with muonscope.record(engine, name="named", **record) as recorded:
+        for _ in range(3):
+            engine.backward(engine())
+            engine.step()
+    return recorded.run_id

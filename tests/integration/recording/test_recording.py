@@ -25,7 +25,7 @@ def _to(service: httpx.Client) -> dict[str, Any]:
     return {"url": str(service.base_url)}
 
 
-def _ended(service: httpx.Client, run_id: str) -> dict[str, Any]:
+def ended(service: httpx.Client, run_id: str) -> dict[str, Any]:
     """The run, once its record is closed."""
     deadline = time.monotonic() + 20
     while (run := service.get(f"/runs/{run_id}").json())["finished_at"] is None:
@@ -51,9 +51,10 @@ def test_a_recorded_loop_ends_with_the_bits_of_the_loop_alone(
     assert [each["hash"] for each in recorded] == [each["hash"] for each in alone]
     assert all(each["left_as_found"] for each in recorded)
     assert recorded[1]["run_id"] is None
-    run = _ended(service, recorded[0]["run_id"])
+    run = ended(service, recorded[0]["run_id"])
     steps = service.get(f"/runs/{run['id']}/steps").json()["steps"]
     assert (run["status"], run["verdict"]["name"], run["summary"]["steps"]) == ("succeeded", "trains", loops.STEPS)
+    assert "no_muon" not in [finding["name"] for finding in run["findings"]]
     assert run["spec"]["task"]["is_open_ended"]
     assert (run["spec"]["step_ordering"], run["spec"]["world_size"]) == (ordering, 2)
     assert run["spec"]["loss_scale"]["initial_power"] == 20
@@ -83,7 +84,7 @@ def test_two_recordings_compare(gang: Gangs, service: httpx.Client) -> None:
 def test_an_error_in_the_script_is_the_runs_own_and_loses_no_step(gang: Gangs, service: httpx.Client) -> None:
     (done,) = gang(1).run(loops.loop, optimizer="muon", stage=1, ends="raises", record=_to(service))
 
-    run = _ended(service, done["run_id"])
+    run = ended(service, done["run_id"])
     assert done["error"] == "ZeroDivisionError"
     assert (run["status"], run["failure"]["kind"], run["summary"]["steps"]) == ("failed", "task_error", 4)
     assert len(run["attempts"]) == 1
@@ -92,7 +93,7 @@ def test_an_error_in_the_script_is_the_runs_own_and_loses_no_step(gang: Gangs, s
 def test_an_exhausted_loss_scale_is_a_death_at_its_step(gang: Gangs, service: httpx.Client) -> None:
     (done,) = gang(1).run(loops.loop, optimizer="muon", stage=1, ends="exhausted", record=_to(service))
 
-    run = _ended(service, done["run_id"])
+    run = ended(service, done["run_id"])
     assert (run["verdict"]["name"], run["failure"]["kind"]) == ("dies", "loss_scale_exhausted")
     assert run["verdict"]["step"] == run["summary"]["steps"]
 
@@ -104,7 +105,7 @@ def test_a_killed_script_leaves_every_step_but_the_one_under_way(service: httpx.
         ranks.run(loops.loop, optimizer="adam", stage=1, ends="killed", record=_to(service))
 
     (run_id,) = {run["id"] for run in service.get("/runs").json()["runs"]} - before
-    run = _ended(service, run_id)
+    run = ended(service, run_id)
     # Four steps were taken; the record of the fourth was still being measured.
     assert (run["status"], run["failure"]["kind"], run["summary"]["steps"]) == ("failed", "worker_died", 3)
     assert "without a word" in run["failure"]["message"]
@@ -112,7 +113,7 @@ def test_a_killed_script_leaves_every_step_but_the_one_under_way(service: httpx.
 
 def test_a_recorded_run_is_nobodys_to_stop_retry_or_clone(gang: Gangs, service: httpx.Client) -> None:
     (done,) = gang(1).run(loops.loop, optimizer="adam", stage=1, ends="raises", record=_to(service))
-    run = _ended(service, done["run_id"])
+    run = ended(service, done["run_id"])
 
     retried = service.post(f"/runs/{run['id']}/retry")
     cloned = service.post(f"/runs/{run['id']}/clone")
@@ -156,7 +157,7 @@ def test_the_guides_script_is_recorded(gang: Gangs, service: httpx.Client) -> No
 
     (printed,) = gang(1).run(loops.script, text=script, url=str(service.base_url))
 
-    run = _ended(service, printed.split()[-1])
+    run = ended(service, printed.split()[-1])
     assert (run["name"], run["verdict"]["name"]) == ("stock Muon", "trains")
     assert run["summary"]["steps"] == run["spec"]["steps"] == 40
     assert run["summary"]["discarded"] > 0
@@ -165,7 +166,7 @@ def test_the_guides_script_is_recorded(gang: Gangs, service: httpx.Client) -> No
 def test_a_trainers_callback_records_its_engine(gang: Gangs, service: httpx.Client) -> None:
     run_id, nothing = gang(2).run(loops.trainer, url=str(service.base_url))
 
-    run = _ended(service, run_id)
+    run = ended(service, run_id)
     assert nothing is None
     assert (run["name"], run["verdict"]["name"], run["spec"]["steps"]) == ("trainer", "trains", loops.STEPS)
 

@@ -133,7 +133,8 @@ def test_a_bias_that_moves_hides_no_matrix_that_does_not() -> None:
 
 def test_a_model_without_muon_parameters_is_not_stalled() -> None:
     final = FinalState(parameters_moved=2, parameters_total=2, muon_parameters_moved=0, muon_parameters_total=0)
-    assert names(changed(TRAINED, final=final)) == ["trains"]
+    assert names(changed(TRAINED, final=final)) == ["trains", "no_muon"]
+    assert names(changed(TRAINED, final=final, has_muon_optimizer=False)) == ["trains"]
 
 
 def test_a_run_whose_every_step_was_discarded_is_stalled_without_a_final_state() -> None:
