@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from muon_core.kernels import Guard, device_has_kernels, shape_has_kernels
-from muon_core.newton_schulz import coefficient_schedule, default_iteration_dtype, orthogonalize, takes_kernels
+from muon_core.newton_schulz import (
+    ITERATION_DTYPES,
+    coefficient_schedule,
+    default_iteration_dtype,
+    orthogonalize,
+    takes_kernels,
+)
 from muon_core.parameters import MatrixShape, matrix_shape
 
 
@@ -191,7 +197,8 @@ class Muon(torch.optim.Optimizer):
     captured in a CUDA graph (after one step that makes the state, with gradients that stay in place).
 
     Args:
-        params: matrices, or groups as `build_param_groups` makes them.
+        params: matrices, or groups as `build_param_groups` makes them: three dimensions are then told apart by module,
+            where a bare tensor of three is a stack of matrices.
         lr: learning rate; an update has singular values near `sqrt(max(1, rows / cols))` before it. A tensor on the
             parameters' device can change under a captured step.
         momentum: of the gradient's running mean.
@@ -200,6 +207,10 @@ class Muon(torch.optim.Optimizer):
         ns_method, ns_steps, iteration_dtype: as for `orthogonalize`.
         skip_nonfinite: discard a step in which any gradient, of any group, has a non-finite element. Without it, and
             without a scaler, such a gradient is for the caller to find.
+
+    Raises:
+        ValueError: a setting out of range, a group of an unknown route, or a vector for Muon; the optimizer is then as
+            it was.
     """
 
     # GradScaler then hands its verdict and scale over as device tensors, and always calls `step`.
@@ -218,8 +229,6 @@ class Muon(torch.optim.Optimizer):
         iteration_dtype: torch.dtype | None = None,
         skip_nonfinite: bool = False,
     ) -> None:
-        validate_settings(lr=float(lr), momentum=momentum, weight_decay=weight_decay)
-        coefficient_schedule(ns_method, ns_steps)
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -232,6 +241,8 @@ class Muon(torch.optim.Optimizer):
             "route": "muon",
             "matrices": None,
         }
+        _validate_group(defaults)
+        validate_iteration_dtype(iteration_dtype)
         super().__init__(params, defaults)
         self.iteration_dtype = iteration_dtype
         self.skip_nonfinite = skip_nonfinite
@@ -241,11 +252,35 @@ class Muon(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        if group["route"] == "muon" and group["matrices"] is None:
-            for parameter in group["params"]:
-                if parameter.ndim < 2:
-                    raise ValueError(f"Muon takes matrices; shape {tuple(parameter.shape)} belongs to AdamW")
-            group["matrices"] = [matrix_shape(parameter) for parameter in group["params"]]
+        try:
+            _validate_group(group)
+            if group["route"] == "muon" and group["matrices"] is None:
+                for parameter in group["params"]:
+                    if parameter.ndim < 2:
+                        raise ValueError(f"Muon takes matrices; shape {tuple(parameter.shape)} belongs to AdamW")
+                group["matrices"] = [matrix_shape(parameter) for parameter in group["params"]]
+        except ValueError:
+            self.param_groups.pop()
+            raise
+
+    def state_dict(self) -> dict[str, Any]:
+        """Torch's, without `matrices`: how a parameter is viewed belongs to the model, and is no plain data."""
+        state = super().state_dict()
+        for group in state["param_groups"]:
+            group.pop("matrices", None)
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Torch's; parameters stay viewed as they are here."""
+        matrices = [group["matrices"] for group in self.param_groups]
+        super().load_state_dict(state_dict)
+        for group, own in zip(self.param_groups, matrices, strict=True):
+            group["matrices"] = own
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What torch copies and pickles, and our own settings."""
+        own = ("iteration_dtype", "skip_nonfinite", "ns_calls")
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -253,6 +288,7 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._refuse_sparse_gradients()
         guard = self._guard()
         if guard.flag is not None and guard.flag.device.type == "cpu":
             if guard.flag.item():
@@ -267,11 +303,26 @@ class Muon(torch.optim.Optimizer):
                 if parameter.grad is not None
             ]
             if group["route"] == "muon":
-                self._muon_step(group, members, guard)
+                # A batch is one tensor: what lies elsewhere or is held in another dtype makes batches of its own.
+                kinds = dict.fromkeys((parameter.device, parameter.dtype) for parameter, _ in members)
+                for device, dtype in kinds:
+                    alike = [member for member in members if (member[0].device, member[0].dtype) == (device, dtype)]
+                    self._muon_step(group, alike, guard.on(device))
             else:
                 for parameter, _ in members:
-                    self._adamw_step(parameter, group, guard)
+                    self._adamw_step(parameter, group, guard.on(parameter.device))
         return loss
+
+    def _refuse_sparse_gradients(self) -> None:
+        for number, group in enumerate(self.param_groups):
+            for parameter in group["params"]:
+                gradient = parameter.grad
+                if gradient is not None and gradient.layout != torch.strided:
+                    raise ValueError(
+                        f"a parameter of shape {tuple(parameter.shape)} in group {number} has a {gradient.layout} "
+                        "gradient; Muon and AdamW take dense ones: build its embedding with sparse=False, or give it "
+                        "to torch.optim.SparseAdam"
+                    )
 
     def _guard(self) -> Guard:
         """What says whether this step is to be discarded, and what the gradients are multiplied by."""
@@ -389,7 +440,14 @@ def _keep_where(flag: Tensor | None, tensor: Tensor, moved: Tensor) -> None:
         tensor.copy_(torch.where(flag != 0, tensor, moved))
 
 
-def validate_settings(*, lr: float, momentum: float, weight_decay: float) -> None:
+def validate_settings(
+    *,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+) -> None:
     """Raise ValueError for settings no run can mean."""
     if not 0 <= lr < float("inf"):
         raise ValueError(f"lr={lr} must be finite and not negative")
@@ -397,3 +455,20 @@ def validate_settings(*, lr: float, momentum: float, weight_decay: float) -> Non
         raise ValueError(f"momentum={momentum} must be at least 0 and below 1")
     if not 0 <= weight_decay < float("inf"):
         raise ValueError(f"weight_decay={weight_decay} must be finite and not negative")
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"betas={betas} must be two numbers of at least 0 and below 1")
+    if not 0 <= eps < float("inf"):
+        raise ValueError(f"eps={eps} must be finite and not negative")
+
+
+def validate_iteration_dtype(iteration_dtype: torch.dtype | None) -> None:
+    if iteration_dtype not in (None, *ITERATION_DTYPES):
+        raise ValueError(f"iteration_dtype={iteration_dtype} is none of {', '.join(map(str, ITERATION_DTYPES))}")
+
+
+def _validate_group(group: dict[str, Any]) -> None:
+    if group["route"] not in ("muon", "adamw"):
+        raise ValueError(f"route={group['route']!r} is unknown; choose muon or adamw")
+    settings = {name: group[name] for name in ("momentum", "weight_decay", "betas", "eps")}
+    validate_settings(lr=float(group["lr"]), **settings)
+    coefficient_schedule(group["ns_method"], group["ns_steps"])

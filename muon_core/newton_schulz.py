@@ -19,6 +19,8 @@ from muon_core.parameters import MatrixShape
 
 NS_METHODS: Final = ("standard", "gram", "polar_express")
 
+ITERATION_DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32)
+
 Coefficients = tuple[float, float, float]
 
 # Keller Jordan's quintic: the largest slope at zero whose singular values end within about [0.68, 1.20].
@@ -51,7 +53,7 @@ def coefficient_schedule(ns_method: str, ns_steps: int) -> list[Coefficients]:
     """
     if ns_method not in NS_METHODS:
         raise ValueError(f"ns_method={ns_method!r} is unknown; choose one of {', '.join(NS_METHODS)}")
-    if ns_steps < 1:
+    if not isinstance(ns_steps, int) or ns_steps < 1:
         raise ValueError(f"ns_steps={ns_steps} is not a number of iterations; give 1 or more")
     if ns_method != "polar_express":
         return [QUINTIC] * ns_steps
@@ -89,6 +91,10 @@ def orthogonalize(
     Returns:
         A new tensor, same shape and dtype.
     """
+    if not matrix.is_floating_point():
+        raise ValueError(
+            f"only real floating-point matrices can be orthogonalized, not {matrix.dtype}; convert it first"
+        )
     if matrix.ndim < 2:
         raise ValueError(f"only matrices can be orthogonalized, not shape {tuple(matrix.shape)}")
     schedule = coefficient_schedule(ns_method, ns_steps)
@@ -128,6 +134,10 @@ def _orthogonalize_on_kernels(
 
 def _normalized(batch_BMN: Tensor) -> Tensor:
     """Scale every matrix to Frobenius norm 1, in float32, in two divisions that neither overflow nor underflow."""
+    if batch_BMN.dtype == torch.float64:
+        # What float32 cannot hold is brought into its range first.
+        largest_B11 = batch_BMN.abs().amax(dim=(1, 2), keepdim=True)
+        batch_BMN = batch_BMN / largest_B11.clamp(min=torch.finfo(torch.float64).tiny)
     flat_BL = batch_BMN.float().flatten(1)
     largest_B1 = flat_BL.abs().amax(dim=1, keepdim=True)
     # Float32's smallest normal: a zero matrix divides to zero, not to NaN.

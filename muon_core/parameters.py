@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils.parametrize import is_parametrized
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class MatrixShape:
     @property
     def aspect_scale(self) -> float:
         """Gives a tall matrix's update the RMS of a square one's."""
-        return math.sqrt(max(1.0, self.rows / self.cols))
+        return math.sqrt(max(1.0, self.rows / self.cols)) if self.cols else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +117,9 @@ def route_parameters(model: nn.Module, *, muon: Sequence[str] = (), adamw: Seque
 def matrix_shape(parameter: nn.Parameter, modules: Sequence[nn.Module] = ()) -> MatrixShape:
     """Say how Muon views a parameter of two or more dimensions.
 
-    Convolutions flatten to (out, in * kernel); other tensors of three dimensions are a batch (expert stacks); a
-    parameter tagged with `muon_num_heads` is a batch of its heads, one tagged with `muon_row_splits` its parts.
+    Convolutions flatten to (out, in * kernel), transposed ones to (in, out * kernel), each in its own layout; other
+    tensors of three dimensions are a batch (expert stacks); a parameter tagged with `muon_num_heads` is a batch of its
+    heads, one tagged with `muon_row_splits` its parts.
 
     Raises:
         ValueError: a tag that does not fit the shape, or both.
@@ -134,7 +136,7 @@ def matrix_shape(parameter: nn.Parameter, modules: Sequence[nn.Module] = ()) -> 
             )
         return MatrixShape(1, shape[0], shape[1], splits)
     if num_heads is not None:
-        if len(shape) != 2 or num_heads < 1 or shape[0] % num_heads:
+        if len(shape) != 2 or not isinstance(num_heads, int) or num_heads < 1 or shape[0] % num_heads:
             raise ValueError(f"{NUM_HEADS_ATTRIBUTE}={num_heads} does not split the rows of shape {shape} evenly")
         return MatrixShape(num_heads, shape[0] // num_heads, shape[1])
     is_convolution = any(isinstance(module, _ConvNd) for module in modules)
@@ -193,11 +195,20 @@ def _decide_route(
 
 
 def _owning_modules(model: nn.Module) -> dict[int, list[nn.Module]]:
-    """Map each parameter's id to the modules that hold it directly; a tied one has several."""
+    """Map each parameter's id to the modules that hold it directly; a tied one has several.
+
+    What a parametrization holds (`torch.nn.utils.parametrizations`) is its module's.
+    """
     owners: dict[int, list[nn.Module]] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), []).append(module)
+        if is_parametrized(module):
+            parametrizations = module.parametrizations
+            assert isinstance(parametrizations, nn.ModuleDict)
+            for originals in parametrizations.values():
+                for parameter in originals.parameters(recurse=False):
+                    owners.setdefault(id(parameter), []).append(module)
     return owners
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -13,3 +14,8 @@ class Guard:
     """float32, one element; not zero: the step is discarded, so nothing is written."""
     gradient_scale: Tensor | None = None
     """float32, one element: the factor that takes a gradient to its own units."""
+
+    def on(self, device: torch.device) -> "Guard":
+        """The same for tensors on that device."""
+        flag, scale = self.flag, self.gradient_scale
+        return Guard(None if flag is None else flag.to(device), None if scale is None else scale.to(device))

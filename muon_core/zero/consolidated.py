@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from muon_core.errors import CheckpointMismatch
-from muon_core.parameters import full_shape, trainable_parameters
+from muon_core.parameters import full_shape
 from muon_core.zero.layout import Partition, PlacedParameter, ZeroPartitions
 from muon_core.zero.optimizer import ZeroMuon
 
@@ -34,6 +34,10 @@ MANIFEST: Final = "manifest.json"
 DEFAULT_FILE_BYTES: Final = 1 << 31
 _PROGRESS: Final = ("global_steps", "global_samples", "skipped_steps")
 _SCALER: Final = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+_FIELDS: Final[dict[str, tuple[type, ...]]] = {
+    **dict.fromkeys(("parameters", "tensors", "adam_steps", "progress", "learning_rates", "client_state"), (dict,)),
+    **dict.fromkeys(("loss_scaler", "schedule"), (dict, type(None))),
+}
 _STATE_KEYS: Final = {"muon": ("momentum_buffer",), "adamw": ("exp_avg", "exp_avg_sq")}
 
 
@@ -85,14 +89,12 @@ def load_consolidated(engine: Any, optimizer: ZeroMuon, path: str | os.PathLike[
         CheckpointMismatch: not such a checkpoint, or one of another model or routing; nothing has been changed.
     """
     source = Path(path)
-    manifest = _read_manifest(source)
+    manifest = _checked_manifest(source, engine, optimizer)
     partitions = optimizer.partitions
-    names = [name for name, _ in trainable_parameters(engine.module)]
-    _require_same_model(source, manifest, _described(engine, optimizer))
     with torch.no_grad(), _Reader(source, manifest) as reader:
         for partition in partitions.partitions:
-            _load_partition(partition, optimizer, names, manifest, reader)
-        _load_the_rest(engine.module, reader)
+            _load_partition(partition, optimizer, manifest, reader)
+        _load_the_rest(engine.module, partitions, reader)
         partitions.publish_weights()
     _restore_progress(engine, optimizer, manifest)
     return dict(manifest["client_state"])
@@ -106,7 +108,7 @@ def _manifest(engine: Any, optimizer: ZeroMuon, client_state: dict[str, Any] | N
         "version": VERSION,
         "written_by": {"zero_stage": optimizer.stage, "world_size": dist.get_world_size(), "torch": torch.__version__},
         "parameters": _described(engine, optimizer),
-        "adam_steps": _adam_steps(engine, optimizer),
+        "adam_steps": _adam_steps(optimizer),
         "progress": {name: getattr(engine, name) for name in _PROGRESS},
         "loss_scaler": {name: getattr(scaler, name) for name in _SCALER} if scaler.dynamic else None,
         "schedule": schedule,
@@ -128,11 +130,10 @@ def _described(engine: Any, optimizer: ZeroMuon) -> dict[str, Any]:
     }
 
 
-def _adam_steps(engine: Any, optimizer: ZeroMuon) -> dict[str, float]:
-    names = [name for name, _ in trainable_parameters(engine.module)]
+def _adam_steps(optimizer: ZeroMuon) -> dict[str, float]:
     partitions = optimizer.partitions
     return {
-        names[parameter.index]: float(optimizer.state[partitions.flat(partition)]["step"])
+        partitions.names[parameter.index]: float(optimizer.state[partitions.flat(partition)]["step"])
         for partition in partitions.partitions
         if optimizer.group_of(partition)["route"] == "adamw"
         for parameter in partition.parameters
@@ -141,17 +142,14 @@ def _adam_steps(engine: Any, optimizer: ZeroMuon) -> dict[str, float]:
 
 def _whole_tensors(engine: Any, optimizer: ZeroMuon) -> Iterator[tuple[str, Tensor]]:
     """Yield every tensor, whole and on the CPU; collective, the same order on every rank."""
-    names = [name for name, _ in trainable_parameters(engine.module)]
-    shapes = [full_shape(parameter) for _, parameter in trainable_parameters(engine.module)]
     partitions = optimizer.partitions
     for partition in partitions.partitions:
         for key, flat in _flat_tensors(partition, optimizer):
             for parameter in partition.parameters:
-                whole = _gathered(partitions, parameter, flat).view(shapes[parameter.index])
-                yield f"{key}/{names[parameter.index]}", whole.cpu()
-    for name, parameter in engine.module.named_parameters():
-        if not parameter.requires_grad:
-            yield f"frozen/{name}", _whole_frozen(parameter)
+                whole = _gathered(partitions, parameter, flat).view(partitions.shapes[parameter.index])
+                yield f"{key}/{partitions.names[parameter.index]}", whole.cpu()
+    for name, frozen in _frozen(engine.module, partitions):
+        yield f"frozen/{name}", _whole_frozen(frozen)
     for name, buffer in _persistent_buffers(engine.module):
         yield f"buffer/{name}", buffer.detach().cpu().clone().contiguous()
 
@@ -174,6 +172,27 @@ def _gathered(partitions: ZeroPartitions, parameter: PlacedParameter, flat: Tens
         whole.narrow(0, fragment.start, fragment.numel).copy_(flat.narrow(0, fragment.offset, fragment.numel))
     dist.reduce(whole.view(torch.int32), dst=0, group=partitions.process_group)
     return whole
+
+
+def _frozen(module: nn.Module, partitions: ZeroPartitions) -> Iterator[tuple[str, nn.Parameter]]:
+    """What no partition holds; a parameter that has since been frozen or unfrozen is still where it was."""
+    for name, parameter in module.named_parameters():
+        if name not in partitions.names:
+            yield name, parameter
+
+
+def _expected_shapes(engine: Any, optimizer: ZeroMuon) -> dict[str, list[int]]:
+    """Name every tensor that a checkpoint of this run holds."""
+    partitions = optimizer.partitions
+    shapes = {
+        f"{key}/{partitions.names[parameter.index]}": partitions.shapes[parameter.index]
+        for partition in partitions.partitions
+        for key, _ in _flat_tensors(partition, optimizer)
+        for parameter in partition.parameters
+    }
+    shapes |= {f"frozen/{name}": full_shape(parameter) for name, parameter in _frozen(engine.module, partitions)}
+    shapes |= {f"buffer/{name}": tuple(buffer.shape) for name, buffer in _persistent_buffers(engine.module)}
+    return {key: list(shape) for key, shape in shapes.items()}
 
 
 def _whole_frozen(parameter: nn.Parameter) -> Tensor:
@@ -267,6 +286,11 @@ class _Reader:
         for file in self._open.values():
             file.__exit__(*reason)
 
+    def shape(self, key: str) -> list[int] | None:
+        """A tensor's shape; None if it is not in the file that is to hold it."""
+        file = self._open[self._files[key]]
+        return list(file.get_slice(key).get_shape()) if key in file.keys() else None  # noqa: SIM118
+
     def tensor(self, key: str) -> Tensor:
         return self._open[self._files[key]].get_tensor(key)
 
@@ -279,7 +303,56 @@ def _read_manifest(source: Path) -> dict[str, Any]:
     found = (manifest.get("format"), manifest.get("version")) if isinstance(manifest, dict) else None
     if found != (FORMAT, VERSION):
         raise CheckpointMismatch(str(source), f"it is {found}, not {(FORMAT, VERSION)}")
+    for field, kinds in _FIELDS.items():
+        if not isinstance(manifest.get(field), kinds):
+            raise CheckpointMismatch(str(source), f"{MANIFEST} says {field}={manifest.get(field)!r}")
+    for field, names in (("progress", _PROGRESS), ("loss_scaler", _SCALER)):
+        for name in names if manifest[field] is not None else ():
+            if not isinstance(manifest[field].get(name), int | float):
+                raise CheckpointMismatch(str(source), f"{MANIFEST} says {field}.{name}={manifest[field].get(name)!r}")
     return dict(manifest)
+
+
+def _checked_manifest(source: Path, engine: Any, optimizer: ZeroMuon) -> dict[str, Any]:
+    """Read the manifest and hold all that will be loaded against this run; a refusal by one rank is all ranks'."""
+    manifest: dict[str, Any] = {}
+    problem: CheckpointMismatch | None = None
+    try:
+        manifest = _read_manifest(source)
+        _require_same_model(source, manifest, _described(engine, optimizer))
+        _require_same_tensors(source, manifest, _expected_shapes(engine, optimizer))
+        _require_same_progress(source, manifest, engine, optimizer)
+    except CheckpointMismatch as error:
+        problem = error
+    said: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(said, None if problem is None else problem.reason)
+    for rank, reason in enumerate(said):
+        if reason is not None:
+            raise problem or CheckpointMismatch(str(source), f"rank {rank}: {reason}")
+    return manifest
+
+
+def _require_same_tensors(source: Path, manifest: dict[str, Any], ours: dict[str, list[int]]) -> None:
+    with _Reader(source, manifest) as reader:
+        for key in sorted(set(manifest["tensors"]) | set(ours)):
+            there = reader.shape(key) if key in manifest["tensors"] else None
+            if there != ours.get(key):
+                raise CheckpointMismatch(
+                    str(source), f"tensor {key} is {_shaped(there)} there and {_shaped(ours.get(key))} here"
+                )
+
+
+def _require_same_progress(source: Path, manifest: dict[str, Any], engine: Any, optimizer: ZeroMuon) -> None:
+    needed = {"adam_steps": set(_adam_steps(optimizer)), "learning_rates": {g["route"] for g in optimizer.param_groups}}
+    if manifest["schedule"] is not None and engine.lr_scheduler is not None:
+        needed["schedule"] = set(engine.lr_scheduler.state_dict())
+    for field, names in needed.items():
+        for name in sorted(names - set(manifest[field])):
+            raise CheckpointMismatch(str(source), f"{MANIFEST} says no {field}.{name}, which this run goes on from")
+
+
+def _shaped(shape: list[int] | None) -> str:
+    return "absent" if shape is None else f"of shape {shape}"
 
 
 def _require_same_model(source: Path, manifest: dict[str, Any], ours: dict[str, Any]) -> None:
@@ -295,10 +368,8 @@ def _said(parameter: dict[str, Any] | None) -> str:
     return "absent" if parameter is None else f"{parameter['route']} of shape {parameter['shape']}"
 
 
-def _load_partition(
-    partition: Partition, optimizer: ZeroMuon, names: list[str], manifest: dict[str, Any], reader: _Reader
-) -> None:
-    rank = optimizer.partitions.rank
+def _load_partition(partition: Partition, optimizer: ZeroMuon, manifest: dict[str, Any], reader: _Reader) -> None:
+    rank, names = optimizer.partitions.rank, optimizer.partitions.names
     for key, flat in _flat_tensors(partition, optimizer):
         for parameter in partition.parameters:
             fragment = parameter.fragments[rank]
@@ -312,10 +383,8 @@ def _load_partition(
         optimizer.state[optimizer.partitions.flat(partition)]["step"].fill_(steps.pop())
 
 
-def _load_the_rest(module: nn.Module, reader: _Reader) -> None:
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
-            continue
+def _load_the_rest(module: nn.Module, partitions: ZeroPartitions, reader: _Reader) -> None:
+    for name, parameter in _frozen(module, partitions):
         if hasattr(parameter, "ds_id"):
             import deepspeed
 

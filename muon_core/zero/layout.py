@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from muon_core.errors import NotAttached, UnsupportedSetup
-from muon_core.parameters import MatrixShape, trainable_parameters
+from muon_core.parameters import MatrixShape, full_shape, trainable_parameters
 
 MomentumKind = Literal["muon", "adamw"]
 MOMENTUM_KEYS: Final[dict[MomentumKind, str]] = {"muon": "momentum_buffer", "adamw": "exp_avg"}
@@ -110,7 +110,12 @@ class ZeroPartitions(ABC):
         self.process_group: dist.ProcessGroup = self.zero.dp_process_group
         self.rank = dist.get_rank(self.process_group)
         self.world_size = dist.get_world_size(self.process_group)
-        indices = {id(parameter): index for index, (_, parameter) in enumerate(trainable_parameters(engine.module))}
+        trainable = trainable_parameters(engine.module)
+        indices = {id(parameter): index for index, (_, parameter) in enumerate(trainable)}
+        # Kept: a parameter that is frozen later stays where it is in its partition.
+        self.names = tuple(name for name, _ in trainable)
+        """Of the parameters that required a gradient at attachment, by parameter index."""
+        self.shapes = tuple(full_shape(parameter) for _, parameter in trainable)
         self._indices, self._matrices = indices, matrices
         self.partitions: tuple[Partition, ...] = self._place()
 

@@ -10,6 +10,7 @@ staged, no collective is added. In `step()`, for one partition at a time:
 4. decoupled weight decay, learning rate
 """
 
+import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,10 +25,11 @@ from muon_core.muon import (
     apply_measured_update_,
     new_adamw_state,
     orthogonalize_directions_,
+    validate_iteration_dtype,
     validate_settings,
 )
-from muon_core.newton_schulz import coefficient_schedule
-from muon_core.parameters import MatrixShape, Routed, build_param_groups, route_parameters
+from muon_core.newton_schulz import ITERATION_DTYPES, coefficient_schedule
+from muon_core.parameters import MatrixShape, Routed, build_param_groups, full_shape, route_parameters
 from muon_core.zero.clipping import CLIP_SCOPES, Clipping, ClipScope
 from muon_core.zero.exchange import DEFAULT_BUCKET_ELEMENTS, Exchange, ExchangePlan, plan_exchange
 from muon_core.zero.layout import (
@@ -64,6 +66,9 @@ class ZeroMuon(torch.optim.Optimizer):
             raise ValueError(f"clip_scope={clip_scope!r} is unknown; choose one of {', '.join(CLIP_SCOPES)}")
         if bucket_elements < 1:
             raise ValueError(f"bucket_elements={bucket_elements} must be at least 1")
+        validate_iteration_dtype(iteration_dtype)
+        if wire_dtype not in (None, *ITERATION_DTYPES):
+            raise ValueError(f"wire_dtype={wire_dtype} is none of {', '.join(map(str, ITERATION_DTYPES))}")
         super().__init__([dict(group) for group in params], {})
         self.routed = list(routed)
         self.step_ordering = step_ordering
@@ -234,9 +239,36 @@ class ZeroMuon(torch.optim.Optimizer):
             # DeepSpeed's engine steps its schedule after an applied step, and only then.
             engine.lr_scheduler.step()
 
+    def _require_own_engine(self, engine: Any) -> None:
+        """Refuse what is no engine, a second attachment, and a model whose frozen parameters are not those routed."""
+        if not isinstance(getattr(engine, "module", None), nn.Module) or not hasattr(engine, "optimizer"):
+            raise UnsupportedSetup(
+                f"attach was given a {type(engine).__name__}, which is no DeepSpeed engine",
+                "give it the engine that deepspeed.initialize returns",
+            )
+        if self._partitions is not None:
+            raise UnsupportedSetup(
+                "this optimizer is attached already, and its hooks would run twice",
+                "attach once, and build an optimizer for each engine",
+            )
+        for name, parameter in engine.module.named_parameters():
+            is_routed = id(parameter) in self._matrices
+            if is_routed != (parameter.requires_grad and math.prod(full_shape(parameter)) > 0):
+                raise UnsupportedSetup(
+                    f"{name} was {'frozen' if is_routed else 'unfrozen, or added,'} after build_optimizer routed it",
+                    "set requires_grad before build_optimizer",
+                )
+
     def bind(self, engine: Any) -> None:
         """Take over an engine's partitions; `attach` calls it on every rank."""
+        self._require_own_engine(engine)
         partitions = partitions_of(engine, dict(self._matrices))
+        stepped = engine.optimizer.optimizer
+        if stepped is not self:
+            raise UnsupportedSetup(
+                f"the engine steps another optimizer ({type(stepped).__name__}), not the one to attach",
+                "hand this one to deepspeed.initialize(optimizer=…)",
+            )
         tagged = [name for name, parameter in engine.module.named_parameters() if getattr(parameter, "use_muon", False)]
         if tagged:
             raise UnsupportedSetup(
@@ -349,7 +381,7 @@ def _checked_adam(asked: Mapping[str, Any], muon: Mapping[str, Any]) -> dict[str
     unknown = set(settings) - {"lr", "betas", "eps", "weight_decay"}
     if unknown:
         raise ValueError(f"adam has unknown settings {sorted(unknown)}; lr, betas, eps and weight_decay are known")
-    validate_settings(lr=settings["lr"], momentum=muon["momentum"], weight_decay=settings["weight_decay"])
+    validate_settings(momentum=muon["momentum"], **settings)
     return settings
 
 
@@ -361,15 +393,22 @@ def attach(engine: Any, optimizer: ZeroMuon) -> None:
     Raises:
         UnsupportedSetup: an engine whose partitions or checks are not what the step needs; nothing has been trained.
     """
-    refusal: UnsupportedSetup | None = None
+    if not dist.is_initialized():
+        raise UnsupportedSetup("there is no process group", "call attach after deepspeed.initialize, which makes one")
+    refusal: Exception | None = None
     digest = ""
     try:
         optimizer.bind(engine)
         digest = optimizer.partitions.digest()
-    except UnsupportedSetup as error:
+    except Exception as error:  # Whatever it is: the other ranks wait for this one's answer.
         refusal = error
     said: list[tuple[str, str, str] | None] = [None] * dist.get_world_size()
-    mine = (digest, "", "") if refusal is None else ("", refusal.reason, refusal.remedy)
+    if isinstance(refusal, UnsupportedSetup):
+        mine = ("", refusal.reason, refusal.remedy)
+    elif refusal is not None:
+        mine = ("", f"{type(refusal).__name__}: {refusal}", "see what that rank raised")
+    else:
+        mine = (digest, "", "")
     dist.all_gather_object(said, mine)
     for rank, answer in enumerate(said):
         assert answer is not None

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -77,12 +78,58 @@ def resume(
 def refused_resume(*, stage: int, folder: str, pattern: str) -> tuple[str, bool]:
     """Try to load what another routing wrote; say the reason, and whether anything was changed."""
     with _engine(stage, "fp32", seed=99, adamw_patterns=(pattern,)) as (engine, optimizer):
-        before = _everything(engine)
-        try:
-            load_consolidated(engine, optimizer, folder)
-        except CheckpointMismatch as error:
-            return str(error), _everything(engine) == before
+        return _refusal(engine, optimizer, folder)
+
+
+def refused_another_buffer(*, stage: int, folder: str, shape: tuple[int, ...] | None) -> tuple[str, bool]:
+    """Try to load into a model with another buffer, or one more; say the reason, and whether anything was changed."""
+    with _engine(stage, "fp32", seed=99) as (engine, optimizer):
+        if shape is None:
+            engine.module.register_buffer("more", torch.zeros(2))
+        else:
+            engine.module.seen = torch.zeros(shape)
+        return _refusal(engine, optimizer, folder)
+
+
+def refused_on_one_rank(*, stage: int, folder: str) -> tuple[str, bool]:
+    """Try to load what the second rank cannot see."""
+    with _engine(stage, "fp32", seed=99) as (engine, optimizer):
+        return _refusal(engine, optimizer, folder if dist.get_rank() == 0 else folder + "-elsewhere")
+
+
+def refused_as_it_is(*, stage: int, folder: str) -> tuple[str, bool]:
+    """Try to load into the very model that wrote it."""
+    with _engine(stage, "fp32", seed=99) as (engine, optimizer):
+        return _refusal(engine, optimizer, folder)
+
+
+def _refusal(engine: Any, optimizer: Any, folder: str) -> tuple[str, bool]:
+    before = _everything(engine)
+    try:
+        load_consolidated(engine, optimizer, folder)
+    except CheckpointMismatch as error:
+        return str(error), _everything(engine) == before
     raise AssertionError("the checkpoint was accepted")
+
+
+def thawed(*, stage: int, folder: str) -> dict[str, bool]:
+    """Unfreeze one parameter and freeze another in mid-training, save, and say what stands under which name."""
+    torch.manual_seed(0)
+    model = Stack((12, 12, 12, 12))
+    model.layers[0].weight.requires_grad_(False)
+    with muon_engine(model, ds_config(stage=stage, precision="fp32"), adam={"lr": 1e-3}) as (engine, optimizer):
+        engine.backward(engine(torch.ones(2, 12, device=engine.device)).square().mean())
+        engine_step(engine)
+        model.layers[0].weight.requires_grad_(True)
+        model.layers[2].bias.requires_grad_(False)
+        save_consolidated(engine, optimizer, folder)
+        trained = ["layers.0.bias", "layers.1.weight", "layers.1.bias", "layers.2.weight", "layers.2.bias"]
+        written = load_file(f"{folder}/tensors-00001.safetensors")
+        read = {
+            name: torch.equal(written[f"master/{name}"].view(-1), weight.cpu())
+            for name, weight in zip(trained, full_weights(engine), strict=True)
+        }
+        return {**read, "frozen": [key for key in written if key.startswith("frozen/")] == ["frozen/layers.0.weight"]}
 
 
 def refused_save(*, folder: str) -> list[str]:

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from tests.distributed import checkpoint_cases as cases
 from tests.distributed.gang import Gang
@@ -131,3 +133,76 @@ def test_nothing_is_overwritten_and_no_gradient_is_lost(gang: Gangs, tmp_path: P
         assert len(messages) == 2
         assert "exists already" in messages[0]
         assert "inside a gradient accumulation window" in messages[1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [((5,), "tensor buffer/seen is of shape [3] there and of shape [5] here"), (None, "tensor buffer/more is absent")],
+)
+def test_another_buffer_is_refused_by_name_and_nothing_is_changed(
+    gang: Gangs, tmp_path: Path, shape: tuple[int, ...] | None, reason: str
+) -> None:
+    folder = str(tmp_path / "checkpoint")
+    gang(2).run(cases.save, stage=2, folder=folder, more=0, steps=1)
+
+    for message, is_untouched in gang(2).run(cases.refused_another_buffer, stage=2, folder=folder, shape=shape):
+        assert reason in message
+        assert is_untouched
+
+
+@pytest.mark.parametrize(
+    ("alter", "reason"),
+    [
+        ({"tensors": None}, "manifest.json says tensors=None"),
+        ({"loss_scaler": {"cur_scale": "x"}}, "manifest.json says loss_scaler.cur_scale='x'"),
+        ({"progress": {"global_steps": 1}}, "manifest.json says progress.global_samples=None"),
+        ({"adam_steps": {}}, "manifest.json says no adam_steps.stack.layers.0.bias"),
+        ({"schedule": {}}, "manifest.json says no schedule.last_batch_iteration"),
+        ("shape", "tensor master/stack.layers.1.bias is of shape [50] there and of shape [17] here"),
+        ("absence", "tensor momentum_buffer/stack.layers.1.weight is absent there"),
+    ],
+    ids=str,
+)
+def test_what_has_been_altered_is_refused_by_name_and_nothing_is_changed(
+    gang: Gangs, tmp_path: Path, alter: dict[str, Any] | str, reason: str
+) -> None:
+    folder = tmp_path / "checkpoint"
+    gang(1).run(cases.save, stage=1, folder=str(folder), more=0, steps=1)
+    manifest, tensors = folder / "manifest.json", folder / "tensors-00001.safetensors"
+    if isinstance(alter, dict):
+        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **alter}))
+    else:
+        held = load_file(tensors)
+        if alter == "shape":
+            held["master/stack.layers.1.bias"] = torch.zeros(50)
+        else:
+            del held["momentum_buffer/stack.layers.1.weight"]
+        save_file(held, tensors)
+
+    ((message, is_untouched),) = gang(1).run(cases.refused_as_it_is, stage=1, folder=str(folder))
+
+    assert reason in message
+    assert is_untouched
+
+
+def test_what_one_rank_cannot_read_no_rank_loads(gang: Gangs, tmp_path: Path) -> None:
+    folder = str(tmp_path / "checkpoint")
+    gang(2).run(cases.save, stage=2, folder=folder, more=0, steps=1)
+
+    (first, first_untouched), (second, second_untouched) = gang(2).run(
+        cases.refused_on_one_rank, stage=2, folder=folder
+    )
+
+    assert "rank 1: manifest.json cannot be read" in first
+    assert "-elsewhere: manifest.json cannot be read" in second
+    assert first_untouched
+    assert second_untouched
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_names_stay_right_when_parameters_are_frozen_and_unfrozen_later(
+    gang: Gangs, tmp_path: Path, stage: int
+) -> None:
+    for found in gang(2).run(cases.thawed, stage=stage, folder=str(tmp_path / "checkpoint")):
+        assert len(found) == 6
+        assert all(found.values()), found

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.distributed import cases
+from tests.distributed import attachment_cases, cases
 from tests.distributed.gang import Gang
 from tests.distributed.scenario import ds_config
 
@@ -74,3 +74,29 @@ def test_reading_the_momentum_changes_nothing(gang: Gangs, stage: int) -> None:
     without = gang(2).run(cases.half_trained_bits, stage=stage, read_views=False)
 
     assert with_reading == without
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("no engine", "attach was given a Stack, which is no DeepSpeed engine"),
+        ("another optimizer", "the engine steps another optimizer (SGD)"),
+        ("frozen", "layers.1.weight was frozen after build_optimizer routed it"),
+        ("unfrozen", "layers.1.weight was unfrozen, or added, after build_optimizer routed it"),
+        ("one rank fails", "a rank of its own mind"),
+    ],
+)
+def test_an_attachment_that_would_train_something_else_is_refused_on_every_rank(
+    gang: Gangs, kind: str, reason: str
+) -> None:
+    for message in gang(2).run(attachment_cases.misuse, kind=kind):
+        assert reason in message
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_second_attachment_is_refused_and_the_first_goes_on(gang: Gangs, stage: int) -> None:
+    for run in gang(2).run(attachment_cases.attached_twice, stage=stage):
+        assert "this optimizer is attached already" in run["message"]
+        assert (run["momentum_kept"], run["compared"]) == (True, 6)
+        assert run["scales"] == sorted(run["scales"])
+        assert run["scales"][-1] > 256, "the scale never grew"

@@ -1,6 +1,7 @@
 """`muon_core.Muon` in plain torch, and the phases that the sharded optimizer shares with it."""
 
 import copy
+import io
 
 import pytest
 import torch
@@ -237,3 +238,107 @@ def test_batch_limits_change_no_bit(max_elements: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(directions, limited, strict=True))
     # Tall updates have the RMS of square ones: their norm is sqrt(6 / 4) larger.
     assert directions[2].norm() / directions[0].norm() == pytest.approx((6 / 4) ** 0.5, rel=0.3)
+
+
+def test_a_saved_state_loads_as_plain_data_and_leaves_how_parameters_are_viewed() -> None:
+    weight, other = nn.Parameter(gaussian(6, 4)), nn.Parameter(gaussian(6, 4))
+    other.muon_num_heads = 2  # type: ignore[attr-defined]
+    optimizer, resumed = Muon([weight]), Muon([other])
+    weight.grad = gaussian(6, 4, seed=1)
+    optimizer.step()
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+
+    resumed.load_state_dict(torch.load(file, weights_only=True))
+
+    buffers = [each.state[own]["momentum_buffer"] for each, own in ((optimizer, weight), (resumed, other))]
+    assert torch.equal(*buffers)
+    assert buffers[0].count_nonzero()
+    assert resumed.param_groups[0]["matrices"] == [MatrixShape(2, 3, 4)]
+    assert optimizer.param_groups[0]["matrices"] == [MatrixShape(1, 6, 4)]
+
+
+def test_a_copied_optimizer_steps_as_the_first() -> None:
+    weight = nn.Parameter(gaussian(4, 4))
+    pair = (weight, Muon([weight], iteration_dtype=torch.bfloat16, skip_nonfinite=True))
+    copied = copy.deepcopy(pair)
+    for parameter, optimizer in (pair, copied):
+        parameter.grad = gaussian(4, 4, seed=1)
+        optimizer.step()
+
+    assert torch.equal(pair[0], copied[0])
+    assert (copied[1].iteration_dtype, copied[1].skip_nonfinite, copied[1].ns_calls) == (torch.bfloat16, True, 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"route": "Muon"}, "route='Muon' is unknown"),
+        ({"lr": -1.0}, "lr=-1.0"),
+        ({"ns_method": "newton"}, "ns_method='newton'"),
+        ({"ns_steps": 2.5}, "ns_steps=2.5"),
+        ({"route": "adamw", "betas": (1.5, 0.9)}, r"betas=\(1.5, 0.9\)"),
+        ({"route": "adamw", "eps": -1.0}, "eps=-1.0"),
+    ],
+)
+def test_a_groups_own_settings_are_refused_by_name_and_leave_no_group(
+    settings: dict[str, object], message: str
+) -> None:
+    optimizer = Muon([nn.Parameter(gaussian(3, 3))])
+
+    with pytest.raises(ValueError, match=message):
+        optimizer.add_param_group({"params": [nn.Parameter(gaussian(3, 3))], **settings})
+
+    assert len(optimizer.param_groups) == 1
+    optimizer.add_param_group({"params": [nn.Parameter(gaussian(3))], "route": "adamw", "lr": 0.0})
+    assert len(optimizer.param_groups) == 2
+
+
+def test_a_refused_vector_leaves_an_optimizer_that_steps() -> None:
+    weight = nn.Parameter(gaussian(3, 3))
+    optimizer = Muon([weight])
+    with pytest.raises(ValueError, match="belongs to AdamW"):
+        optimizer.add_param_group({"params": [nn.Parameter(gaussian(3))]})
+    weight.grad = gaussian(3, 3, seed=1)
+
+    optimizer.step()
+
+    assert not torch.equal(weight, gaussian(3, 3))
+
+
+@pytest.mark.parametrize("route", ["muon", "adamw"])
+def test_a_sparse_gradient_is_refused_before_anything_moves(route: str) -> None:
+    weight, table = nn.Parameter(gaussian(3, 3)), nn.Parameter(gaussian(5, 3))
+    optimizer = Muon([{"params": [weight]}, {"params": [table], "route": route}], skip_nonfinite=True)
+    weight.grad, table.grad = gaussian(3, 3, seed=1), gaussian(5, 3, seed=2).to_sparse()
+
+    with pytest.raises(ValueError, match=r"shape \(5, 3\) in group 1 .*sparse=False"):
+        optimizer.step()
+
+    assert torch.equal(weight, gaussian(3, 3))
+    table.grad = table.grad.to_dense()
+    optimizer.step()
+    assert not torch.equal(table, gaussian(5, 3))
+
+
+def test_neighbours_in_another_dtype_or_place_change_no_bit() -> None:
+    def stepped(*others: nn.Parameter) -> torch.Tensor:
+        weight = nn.Parameter(gaussian(9, 4).bfloat16())
+        for number, parameter in enumerate([weight, *others]):
+            parameter.grad = gaussian(9, 4, seed=number + 1).to(parameter.device, parameter.dtype)
+        Muon([weight, *others]).step()
+        return weight.detach()
+
+    elsewhere = nn.Parameter(torch.empty(9, 4, device="meta"))
+
+    assert torch.equal(stepped(nn.Parameter(gaussian(9, 4)), elsewhere), stepped())
+
+
+def test_an_empty_parameter_is_stepped_over() -> None:
+    empty, weight = nn.Parameter(torch.empty(4, 0, 3, 3)), nn.Parameter(gaussian(3, 3))
+    empty.grad, weight.grad = torch.empty(4, 0, 3, 3), gaussian(3, 3, seed=1)
+
+    Muon([empty, weight], skip_nonfinite=True).step()
+
+    assert not torch.equal(weight, gaussian(3, 3))

@@ -187,3 +187,16 @@ def test_the_gram_method_restarts_after_three() -> None:
         actual = orthogonalize(gaussian(10, 40), ns_method="gram", ns_steps=ns_steps)
         assert error(actual, reference_orthogonalize(gaussian(10, 40), ns_steps=ns_steps)) < 1e-4
     assert coefficient_schedule("gram", 5) == [QUINTIC] * 5
+
+
+@pytest.mark.parametrize("magnitude", [1e-300, 1e-50, 1e50, 1e300])
+def test_float64_keeps_its_own_range(magnitude: float) -> None:
+    matrix = torch.randn(6, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    torch.testing.assert_close(orthogonalize(matrix * magnitude), orthogonalize(matrix), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.complex64])
+def test_what_is_no_real_number_is_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match=str(dtype)):
+        orthogonalize(torch.ones(2, 3, dtype=dtype))

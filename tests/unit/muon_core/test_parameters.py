@@ -1,12 +1,13 @@
 """Routing: every parameter, its route and the reason; and how Muon views each shape."""
 
 import logging
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from muon_core import Muon, route_parameters
+from muon_core import Muon, build_optimizer, route_parameters
 from muon_core.parameters import MatrixShape, build_param_groups, matrix_shape
 
 
@@ -213,3 +214,27 @@ def test_parts_that_do_not_fit_the_matrix_are_refused(shape: tuple[int, ...], ta
 
     with pytest.raises(ValueError, match="muon_row_splits"):
         matrix_shape(weight)
+
+
+def test_a_parametrized_convolution_is_still_one() -> None:
+    model = nn.utils.parametrizations.weight_norm(nn.Conv1d(4, 8, 3))
+
+    routed = {entry.name: entry for entry in route_parameters(model)}
+
+    assert routed["parametrizations.weight.original1"].matrices == MatrixShape(1, 8, 12)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"adam": {"betas": (0.9, 1.0)}}, "betas="),
+        ({"adam": {"eps": -1.0}}, "eps=-1.0"),
+        ({"iteration_dtype": torch.int32}, "iteration_dtype=torch.int32"),
+        ({"wire_dtype": torch.int8}, "wire_dtype=torch.int8"),
+    ],
+)
+def test_settings_of_the_sharded_optimizer_are_refused_by_name(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_optimizer(nn.Linear(3, 3), **settings)
+
+    assert build_optimizer(nn.Linear(3, 3), wire_dtype=torch.bfloat16).param_groups
