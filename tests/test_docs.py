@@ -32,6 +32,7 @@ ENUMS = (
     status.LimitKind,
     status.AlertKind,
     status.DeliveryStatus,
+    status.TokenScope,
 )
 
 

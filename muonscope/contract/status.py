@@ -158,6 +158,18 @@ class DeliveryStatus(StrEnum):
     GIVEN_UP = "given_up"
 
 
+class TokenScope(StrEnum):
+    """What a user's token allows; each scope includes those before it."""
+
+    READ = "read"
+    SUBMIT = "submit"
+    ADMIN = "admin"
+
+    def includes(self, needed: "TokenScope") -> bool:
+        scopes = list(TokenScope)
+        return scopes.index(self) >= scopes.index(needed)
+
+
 class Phase(StrEnum):
     """The stations between a submitted run and its first step, in order; each has a time in the attempt's record."""
 

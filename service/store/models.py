@@ -6,6 +6,7 @@
 
     queue_state, queue_limit, leadership ─ controller
     alert ─< alert_delivery
+    api_token ─< web_session; audit_entry
 
 A non-finite scalar is stored as NULL with its kind in the row's `nonfinite_mask`, on both databases: SQLite keeps no
 NaN at all, and one representation is one truth. NULL with mask 0 is "not measured". The view `step_current` shows,
@@ -37,6 +38,7 @@ from muonscope.contract.status import (
     StepOrdering,
     Verdict,
 )
+from service.store.access_models import ApiToken, AuditEntry, WebSession
 from service.store.alert_models import Alert, AlertDelivery
 from service.store.base import Base
 from service.store.control_models import Controller, Leadership, QueueLimit, QueueState
@@ -408,8 +410,10 @@ __all__ = [
     "STEP_CURRENT",
     "Alert",
     "AlertDelivery",
+    "ApiToken",
     "Attempt",
     "AttemptLog",
+    "AuditEntry",
     "Base",
     "Block",
     "Checkpoint",
@@ -429,4 +433,5 @@ __all__ = [
     "RunTag",
     "Step",
     "SystemLoad",
+    "WebSession",
 ]
