@@ -12,9 +12,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import GZipMiddleware
 
 from service.api import (
+    access,
     alerts,
     artifacts,
     attempts,
+    audit,
     cluster,
     compare,
     deletion,
@@ -28,11 +30,15 @@ from service.api import (
     problems,
     queue,
     recordings,
+    reference,
     runs,
+    session,
     steps,
 )
+from service.api.access import Access, Authenticator
 from service.api.feed import ChangeFeed
 from service.api.middleware import BodyLimit, OneWriter, Problems, SecurityHeaders, TrustedCaller
+from service.api.rate_limit import RateLimiter
 from service.api.responses import StrictJSONResponse
 from service.controller.housekeeping import Housekeeper
 from service.controller.launcher import Launcher
@@ -41,6 +47,7 @@ from service.controller.local_ray import LocalRay
 from service.controller.loop import ControllerLoop
 from service.controller.mirror import Mirror, Tracking
 from service.controller.ray_launcher import RayLauncher, read_token
+from service.controller.token_files import TokenFiles
 from service.controller.worker_environment import worker_environment
 from service.dashboard import views
 from service.settings import Settings
@@ -67,6 +74,9 @@ ROUTERS: Final = (
     cluster.router,
     health.router,
     metrics.router,
+    session.router,
+    audit.router,
+    reference.router,
     views.home,
     views.router,
 )
@@ -99,6 +109,9 @@ def create_app(settings: Settings, launcher: Launcher | None = None) -> FastAPI:
         version=_version(),
         default_response_class=StrictJSONResponse,
         redirect_slashes=False,
+        # FastAPI's own pages load their scripts from elsewhere: `reference` has one that needs none.
+        docs_url=None,
+        redoc_url=None,
         lifespan=_lifespan(
             database,
             controller,
@@ -116,6 +129,10 @@ def create_app(settings: Settings, launcher: Launcher | None = None) -> FastAPI:
     problems.install(app)
     for router in ROUTERS:
         app.include_router(router)
+    forgotten = access.undeclared(route for router in ROUTERS for route in router.routes)
+    if forgotten:
+        raise RuntimeError(f"say in service/api/access.py who may ask for {', '.join(forgotten)}")
+    app.state.authenticator = Authenticator(database, standing_by=lambda: controller.standing_by)
     _add_middleware(app, settings, controller)
     return app
 
@@ -128,7 +145,11 @@ def store_id(settings: Settings) -> str:
 def _ray_launcher(settings: Settings, local_ray: LocalRay | None) -> RayLauncher:
     if local_ray is not None:
         # The local Ray's own environment carries what workers need: jobs stay free of runtime environments.
-        return RayLauncher(lambda: local_ray.address, token=lambda: local_ray.token)
+        return RayLauncher(
+            lambda: local_ray.address,
+            token=lambda: local_ray.token,
+            token_files=TokenFiles(settings.home / "enrolment"),
+        )
     return RayLauncher(
         lambda: settings.ray_address,
         token=lambda: read_token(settings.ray_token_file),
@@ -207,6 +228,12 @@ def _add_middleware(app: FastAPI, settings: Settings, controller: ControllerLoop
         max_bytes=settings.max_body_bytes,
         max_telemetry_bytes=settings.max_telemetry_bytes,
         timeout_s=settings.body_timeout_s,
+    )
+    app.add_middleware(
+        Access,
+        authenticator=app.state.authenticator,
+        is_token_needed=settings.is_token_needed,
+        limiter=RateLimiter(rate_per_s=settings.submit_rate_per_s, burst=settings.submit_burst),
     )
     app.add_middleware(Problems)
     app.add_middleware(TrustedCaller, hosts=settings.answered_hosts)

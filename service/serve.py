@@ -18,6 +18,9 @@ from fastapi import FastAPI
 
 from service.app import create_app
 from service.settings import Settings
+from service.store import migrate
+from service.store.session import Database
+from service.store.tokens import TokenRepository
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +34,10 @@ class AddressInUse(OSError):
     """The port is taken, or the address is not this machine's."""
 
 
+class NoToken(Exception):
+    """A token would be needed, and there is none: nobody could ask anything."""
+
+
 def serve(settings: Settings, *, on_ready: Callable[[str], None] = lambda _: None, drain: bool = False) -> int:
     """Serve until a signal ends it.
 
@@ -41,8 +48,11 @@ def serve(settings: Settings, *, on_ready: Callable[[str], None] = lambda _: Non
     Returns:
         0 after a clean end, 1 when the application could not start (it has logged why).
     Raises:
+        NoToken: the settings ask for tokens, and the store has none that holds.
         AddressInUse: another program listens there.
     """
+    if settings.is_token_needed:
+        _require_a_token(settings)
     listener = bind(settings.host, settings.port)
     port = int(listener.getsockname()[1])
     app = create_app(settings.model_copy(update={"port": port}))
@@ -55,6 +65,21 @@ def serve(settings: Settings, *, on_ready: Callable[[str], None] = lambda _: Non
     finally:
         server.forget_address()
     return 0 if server.started else 1
+
+
+def _require_a_token(settings: Settings) -> None:
+    database = Database(settings.effective_database_url)
+    try:
+        migrate.upgrade(database)
+        with database.read() as session:
+            if TokenRepository(session).count_usable():
+                return
+    finally:
+        database.dispose()
+    raise NoToken(
+        f"the service is to be reached from elsewhere (host {settings.host}, {settings.effective_advertise_url}) or "
+        "asks for tokens, and there is no token that anybody could show"
+    )
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -1,5 +1,6 @@
 """Where and how the service runs. Environment variables `MUONSCOPE_…`; what to train is the RunSpec's matter."""
 
+import ipaddress
 from importlib.util import find_spec
 from ipaddress import ip_network
 from pathlib import Path
@@ -10,6 +11,14 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 CommaSeparated = Annotated[tuple[str, ...], NoDecode]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on is this machine's alone; a name counts only where it is `localhost`."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 class Settings(BaseSettings):
@@ -94,6 +103,13 @@ class Settings(BaseSettings):
     max_streams: int = Field(256, ge=1)
     """Live event streams served at once."""
 
+    require_token: bool = False
+    """Whether a token is needed on loopback too, as behind a reverse proxy; beyond loopback it always is."""
+    submit_rate_per_s: float = Field(100.0, gt=0)
+    """How many requests a second that create work one token, or one address without a token, may go on sending."""
+    submit_burst: int = Field(10_000, ge=1)
+    """How many of them may come at once."""
+
     @field_validator("allow_tasks", "allowed_hosts", "alert_networks", mode="before")
     @classmethod
     def _split_at_commas(cls, value: Any) -> Any:
@@ -133,6 +149,12 @@ class Settings(BaseSettings):
         advertised = urlsplit(self.advertise_url or "").hostname
         own = {self.host} - {"0.0.0.0", "::"}
         return frozenset({*own, *self.allowed_hosts, *([advertised] if advertised else [])})
+
+    @property
+    def is_token_needed(self) -> bool:
+        """Whether others can reach this service, or someone asked for tokens all the same."""
+        advertised = urlsplit(self.advertise_url or "").hostname
+        return self.require_token or not all(is_loopback(name) for name in (self.host, advertised) if name)
 
     @property
     def effective_workers_home(self) -> Path | None:

@@ -1,6 +1,6 @@
 """The driver: entry point of an attempt's Ray job.
 
-    python -m workers.driver --controller URL --attempt ID --enrolment-token TOKEN
+    python -m workers.driver --controller URL --attempt ID (--enrolment-file FILE | --enrolment-token TOKEN)
 
 It enrols with the controller while Ray is being imported and connected to, then lives through the attempt
 (`workers.attempt`). Start-up time is the product here: whatever is heavy is imported after the enrolment is on its way.
@@ -41,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stdout)
     stop = threading.Event()
     _stop_on_sigterm(stop)
-    enrolment = Background(lambda: enrol(arguments.controller, arguments.attempt, arguments.enrolment_token, stop))
+    token = arguments.enrolment_token or take_token(arguments.enrolment_file)
+    enrolment = Background(lambda: enrol(arguments.controller, arguments.attempt, token, stop))
     import ray
 
     ray.init(address="auto", logging_level=logging.WARNING)
@@ -57,6 +58,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     started_at = process_started_at()
     attempt = Attempt(arguments.controller, arguments.attempt, enrolled, arguments.home, stop, PATIENCE_S)
     return attempt.run(driver_started_at=started_at, enrolled_at=enrolled_at)
+
+
+def take_token(file: Path) -> str:
+    """Return the token that a file holds, and remove the file: nobody needs it any more."""
+    token = file.read_text()
+    file.unlink()
+    return token
 
 
 def enrol(controller: str, attempt_id: str, token: str, give_up: threading.Event) -> "tuple[Enrolled, float]":
@@ -92,7 +100,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="workers.driver", description="Run one attempt of a run, as its Ray job.")
     parser.add_argument("--controller", required=True, metavar="URL", help="where the controller answers")
     parser.add_argument("--attempt", required=True, metavar="ID", help="the attempt's id, and the Ray job's")
-    parser.add_argument("--enrolment-token", required=True, metavar="TOKEN", help="good for one enrolment")
+    proof = parser.add_mutually_exclusive_group(required=True)
+    proof.add_argument("--enrolment-file", type=Path, metavar="FILE", help="holds the token; read once and removed")
+    proof.add_argument("--enrolment-token", metavar="TOKEN", help="good for one enrolment")
     home = Path(os.environ.get("MUONSCOPE_HOME", "~/.muonscope"))
     parser.add_argument("--home", type=Path, default=home, help="where checkpoints are kept; shared by all nodes")
     arguments = parser.parse_args(argv)

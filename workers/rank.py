@@ -26,7 +26,7 @@ from workers.failure import VERDICT_BEARING, RankFailure, describe
 from workers.fork_client import Surroundings
 from workers.logs import redirect_output
 from workers.shipper import is_shipper_alive, start_detached
-from workers.spool import Destination, Shipped, SpoolWriter, spool_directory
+from workers.spool import Destination, Shipped, SpoolWriter, spool_directory, sweep_spools
 
 SHIPPER_CHECK_S: Final = 1.0
 
@@ -270,6 +270,7 @@ class Rank:
 
     def _open_spool(self) -> SpoolWriter:
         destination = self._assignment.destination
+        sweep_spools(destination.attempt_id)
         writer = SpoolWriter(spool_directory(destination.attempt_id), destination)
         threading.Thread(target=_keep_shipping, args=(writer.directory,), name="shipper-keeper", daemon=True).start()
         return writer

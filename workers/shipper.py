@@ -126,16 +126,16 @@ def ship_until_done(directory: Path) -> None:
     """Ship until the writer is gone and everything is acknowledged, or the controller refuses."""
     try:
         with closing(Shipper(directory)) as shipper:
-            is_drained = _ship_while_written(shipper)
+            is_settled = _ship_while_written(shipper)
     except FileNotFoundError:
         # The driver has settled this spool meanwhile, and removed it.
         return
-    if is_drained:
+    if is_settled:
         _leave_to_the_driver(directory)
 
 
 def _ship_while_written(shipper: Shipper) -> bool:
-    """Returns whether everything is acknowledged; False: refused, or out of an orphan's patience."""
+    """Returns whether the controller has taken everything or will take no more; False: out of an orphan's patience."""
     pauses = Pauses()
     orphaned_at: float | None = None
     while True:
@@ -144,8 +144,9 @@ def _ship_while_written(shipper: Shipper) -> bool:
         orphaned_at = None if alive else orphaned_at or time.monotonic()
         try:
             count = shipper.ship_once()
-        except ControllerRefused:
-            return False
+        except ControllerRefused as refusal:
+            # One that is damaged is kept to be looked at, until it is swept away.
+            return refusal.status != 0
         except ControllerAway as away:
             if orphaned_at is not None and time.monotonic() - orphaned_at > ORPHAN_PATIENCE_S:
                 return False
@@ -237,12 +238,15 @@ def start_detached(directory: Path, module: str = "workers.shipper") -> None:
 
 
 def _leave_to_the_driver(directory: Path) -> None:
-    """Keep a drained spool for the driver that reads its count; remove it when no driver came."""
+    """Keep a settled spool for the driver that reads its count and refusal; remove it when no driver came."""
     deadline = time.monotonic() + DRAINED_LINGER_S
-    while time.monotonic() < deadline:
+    while (alive := is_writer_alive(directory)) or time.monotonic() < deadline:
         if not directory.exists():
             return
-        time.sleep(1.0)
+        if alive:
+            # A refused record's writer may go on for a while.
+            deadline = time.monotonic() + DRAINED_LINGER_S
+        time.sleep(min(1.0, DRAINED_LINGER_S / 4))
     remove_spool(directory)
 
 

@@ -18,6 +18,7 @@ import json
 import os
 import re
 import shutil
+import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -31,6 +32,8 @@ from workers.errors import SpoolFull
 SEGMENT_BYTES: Final = 64 * 1024 * 1024
 WRITER_LOCK: Final = "writer.lock"
 SHIPPER_LOCK: Final = "shipper.lock"
+# No controller that is away for so long takes an attempt's records when it is back: its lease has run out.
+ABANDONED_S: Final = 86400.0
 _SEGMENT_NAME: Final = re.compile(r"frames-(\d{20})")
 FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -47,6 +50,35 @@ def remove_spool(directory: Path) -> None:
     with suppress(FileNotFoundError):
         directory.rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)
+
+
+def sweep_spools(attempt_id: str) -> list[str]:
+    """Remove what other attempts left on this node, now that `attempt_id` begins; returns the names of the removed.
+
+    Each holds its attempt's token. Left alone are those that a writer or a shipper still works on, and those of other
+    runs that were touched within the last day: the controller may only be away, and their records are not shipped.
+    Earlier attempts of the same run are superseded: nobody takes their records any more.
+    """
+    run, _, number = attempt_id.rpartition("-a")
+    removed = []
+    for directory in spool_directory(attempt_id).parent.glob("run-*"):
+        other, _, earlier = directory.name.rpartition("-a")
+        is_superseded = other == run and earlier.isdecimal() and number.isdecimal() and int(earlier) < int(number)
+        if not is_superseded and not _is_old(directory):
+            continue
+        if any(is_locked(directory / lock) for lock in (WRITER_LOCK, SHIPPER_LOCK)):
+            continue
+        remove_spool(directory)
+        removed.append(directory.name)
+    return removed
+
+
+def _is_old(directory: Path) -> bool:
+    try:
+        touched = [path.stat().st_mtime for path in (directory, *directory.iterdir())]
+    except FileNotFoundError:
+        return False
+    return time.time() - max(touched) > ABANDONED_S
 
 
 @dataclass(frozen=True, slots=True)

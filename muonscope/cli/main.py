@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from muonscope.cli import alert_verbs, exit_codes, experiment_verbs, queue_verbs, run_verbs, system_verbs
+from muonscope.cli import alert_verbs, exit_codes, experiment_verbs, queue_verbs, run_verbs, system_verbs, token_verbs
 from muonscope.cli.bisect_verb import bisect
 from muonscope.cli.import_verb import import_record
 from muonscope.cli.screen import visible
@@ -46,6 +46,7 @@ app.command("bisect", rich_help_panel="Experiments")(bisect)
 app.command("import", rich_help_panel="Runs")(import_record)
 queue_verbs.add_to(app)
 alert_verbs.add_to(app)
+token_verbs.add_to(app)
 system_verbs.add_to(app)
 
 

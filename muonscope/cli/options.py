@@ -17,6 +17,15 @@ Url = Annotated[
         show_default=False,
     ),
 ]
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--database-url",
+        envvar="MUONSCOPE_DATABASE_URL",
+        help="By default the SQLite file under MUONSCOPE_HOME.",
+        show_default=False,
+    ),
+]
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="The run's id, as `muonscope ls` shows it.")]
 SpecPath = Annotated[str, typer.Argument(metavar="SPEC", help="A YAML or JSON file; - reads standard input.")]
 

@@ -6,20 +6,10 @@ from typing import Annotated
 import typer
 
 from muonscope.cli import exit_codes
-from muonscope.cli.options import Json, Url
+from muonscope.cli.options import DatabaseUrl, Json, Url
 from muonscope.cli.screen import Screen
 
 db_app = typer.Typer(no_args_is_help=True, help="The database: its schema, and copies of it.")
-
-DatabaseUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--database-url",
-        envvar="MUONSCOPE_DATABASE_URL",
-        help="By default the SQLite file under MUONSCOPE_HOME.",
-        show_default=False,
-    ),
-]
 
 
 def add_to(app: typer.Typer) -> None:

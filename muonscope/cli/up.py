@@ -29,6 +29,14 @@ RayAddress = Annotated[
     typer.Option(help="Dashboard URL of a Ray cluster. [default: start a local Ray]", show_default=False),
 ]
 
+RequireToken = Annotated[
+    bool | None,
+    typer.Option(
+        "--require-token",
+        help="Ask for tokens on loopback too, as behind a reverse proxy. Beyond loopback they always are.",
+        show_default=False,
+    ),
+]
 Drain = Annotated[
     bool,
     typer.Option("--drain", help="When told to end, let live runs end first; a second signal ends at once."),
@@ -41,6 +49,7 @@ def up(
     gpus: Gpus = None,
     database_url: DatabaseUrl = None,
     ray_address: RayAddress = None,
+    require_token: RequireToken = None,
     drain: Drain = False,
     as_json: Json = False,
 ) -> int:
@@ -49,6 +58,7 @@ def up(
     What is not given is taken from MUONSCOPE_… in the environment.
     """
     given = {"host": host, "port": port, "gpus": gpus, "database_url": database_url, "ray_address": ray_address}
+    given |= {"require_token": require_token}
     announce = _announce_as_json if as_json else _announce
     code = _up({name: value for name, value in given.items() if value is not None}, announce, drain=drain)
     if code != 0:
@@ -72,10 +82,17 @@ def _up(given: dict[str, Any], announce: Callable[[str], None], *, drain: bool) 
         return exit_codes.FAILURE
     print(f"starting on {settings.host}:{settings.port}, state in {settings.home}", file=sys.stderr, flush=True)
     # FastAPI and SQLAlchemy take a second to import: not before the settings are known to be good.
-    from service.serve import AddressInUse, serve
+    from service.serve import AddressInUse, NoToken, serve
+    from service.store.migrate import SchemaTooNew
 
     try:
         return exit_codes.TRAINS if serve(settings, on_ready=announce, drain=drain) == 0 else exit_codes.FAILURE
+    except NoToken as error:
+        print(f"{error}; make one with `muonscope token create --name NAME --scope admin`", file=sys.stderr)
+        return exit_codes.FAILURE
+    except SchemaTooNew as error:
+        print(error, file=sys.stderr)
+        return exit_codes.FAILURE
     except AddressInUse as error:
         print(f"{error.strerror}; give another --port", file=sys.stderr)
         return exit_codes.FAILURE

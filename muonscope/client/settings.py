@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from muonscope.errors import ServiceUnreachable
 
 DEFAULT_PORT: Final = 8800
+TOKEN_FILE: Final = "token"
 DEFAULT_URL: Final = f"http://127.0.0.1:{DEFAULT_PORT}"
 
 
@@ -26,7 +27,7 @@ class ClientSettings(BaseSettings):
     """Address of the service; by default the one that `home` names as the last that was ready there, else
     http://127.0.0.1:8800."""
     token: SecretStr | None = None
-    """Sent as a bearer token; needed beyond loopback."""
+    """Sent as a bearer token; needed beyond loopback. By default what the file `token` under `home` holds, if any."""
     user: str = Field(default_factory=lambda: own_name())
     """Said with every request: whose runs they are where no token proves it."""
 
@@ -58,9 +59,17 @@ def own_name() -> str:
         return ""
 
 
+def _kept_token(home: Path) -> str | None:
+    """Return what the home's token file holds; None where there is none that this user may read."""
+    try:
+        return (home.expanduser() / TOKEN_FILE).read_text().strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
 def request_headers(settings: ClientSettings, token: str | None) -> dict[str, str]:
     """Return what every request carries."""
-    secret = token or (settings.token.get_secret_value() if settings.token else None)
+    secret = token or (settings.token.get_secret_value() if settings.token else None) or _kept_token(settings.home)
     # A header holds no more than ASCII; a name that has more is still told apart.
     user = settings.user.encode("ascii", "backslashreplace").decode()
     return {

@@ -49,7 +49,7 @@ def read_artifacts(run_id: RunId, database: DatabaseDependency, settings: Settin
     "/{name:path}",
     summary="Download one, by its name",
     response_class=Response,
-    responses={200: {"content": {"application/octet-stream": {}}}},
+    responses={200: {"content": {"application/octet-stream": {}, "application/json": {}, "text/plain": {}}}},
 )
 def download(run_id: RunId, name: Name, database: DatabaseDependency, settings: SettingsDependency) -> Response:
     with database.read() as session:

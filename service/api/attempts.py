@@ -28,12 +28,14 @@ from muonscope.contract.attempts import (
 from muonscope.contract.run_spec import RunSpec
 from muonscope.contract.status import AttemptStatus, Phase, RunStatus
 from muonscope.contract.telemetry import StepBatch, TelemetryError, decode_batch
+from service.api.access import bearer
 from service.api.dependencies import Controller, ControllerDependency, DatabaseDependency, SettingsDependency
 from service.api.schemas import PROBLEMS
 from service.conclusion import accept_outcome
 from service.errors import Conflict, InvalidInput, MalformedRequest
 from service.recordings import is_recording
 from service.store.attempts import AttemptRepository
+from service.store.audit import AuditAction, AuditRepository
 from service.store.checkpoints import CheckpointRepository
 from service.store.events import EventRepository
 from service.store.load import LoadRepository
@@ -52,8 +54,7 @@ AttemptId = Annotated[str, Path(alias="attempt_id", max_length=64, examples=["ru
 
 async def bearer_token(request: Request) -> str | None:
     """Return the request's bearer token, None where it has none."""
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" and token.strip() else None
+    return bearer(request.headers)
 
 
 BearerToken = Annotated[str | None, Depends(bearer_token)]
@@ -249,5 +250,8 @@ def _alarming(database: Database, attempt_id: str) -> Iterator[None]:
             attempt = AttemptRepository(session).find(attempt_id)
             if attempt is not None:
                 EventRepository(session).append("alarm", attempt=attempt, who=_WHO, why=conflict.detail)
+                AuditRepository(session).append(
+                    AuditAction.ATTEMPT_ALARM, who=_WHO, subject=attempt_id, detail=conflict.detail
+                )
                 RunRepository(session).touch(attempt.run)
         raise

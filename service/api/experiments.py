@@ -17,13 +17,19 @@ from muonscope.contract.run_spec import MAX_NAME_LENGTH, RunSpec
 from service.analysis import builtin_experiments, experiment_table
 from service.analysis.figures import READ_STEPS, Readings, RunResult
 from service.analysis.matrix import Cell, expand
-from service.api.dependencies import ControllerDependency, DatabaseDependency, SettingsDependency
+from service.api.dependencies import (
+    CallerDependency,
+    ControllerDependency,
+    DatabaseDependency,
+    SettingsDependency,
+)
 from service.api.problems import validation_problem
 from service.api.runs import check_runnable
 from service.api.schemas import PROBLEMS, Out, RunOut, present_runs
 from service.errors import InvalidInput
 from service.store.experiments import ExperimentRepository, experiment_status
 from service.store.models import Experiment, Run
+from service.store.queue import QueueRepository
 from service.store.runs import RunRepository
 from service.store.session import Session
 from service.store.steps import StepRepository
@@ -92,13 +98,17 @@ def create_experiment(
     database: DatabaseDependency,
     settings: SettingsDependency,
     controller: ControllerDependency,
+    caller: CallerDependency,
 ) -> ExperimentOut:
     name, base, matrix, cells = _plan(asked)
     specs = [_validated(cell) for cell in cells]
     for spec in specs:
         check_runnable(spec, settings, controller)
     with database.write() as session:
-        experiment = ExperimentRepository(session).create(name, specs, base=base, matrix=matrix, builtin=asked.builtin)
+        QueueRepository(session).refuse_while_draining()
+        experiment = ExperimentRepository(session).create(
+            name, specs, base=base, matrix=matrix, builtin=asked.builtin, who=caller
+        )
         shown = _present(session, experiment)
     controller.wake()
     response.headers["Location"] = f"/experiments/{shown.id}"
@@ -118,20 +128,28 @@ def list_experiments(
     return ExperimentsOut(experiments=shown, next_cursor=page[-1].id if len(found) > limit else None)
 
 
+class Markdown(PlainTextResponse):
+    media_type = "text/markdown"
+
+
+class Csv(PlainTextResponse):
+    media_type = "text/csv"
+
+
 # The suffixed paths come first: an id would match them too.
-@router.get("/{experiment_id}.md", summary="Read an experiment's table as Markdown", response_class=PlainTextResponse)
+@router.get("/{experiment_id}.md", summary="Read an experiment's table as Markdown", response_class=Markdown)
 def read_markdown(experiment_id: ExperimentId, database: DatabaseDependency) -> Response:
     with database.read() as session:
         table = _table_of(session, ExperimentRepository(session).get(experiment_id))
-    return PlainTextResponse(table.as_markdown(), media_type="text/markdown; charset=utf-8")
+    return Markdown(table.as_markdown())
 
 
-@router.get("/{experiment_id}.csv", summary="Read an experiment's table as CSV", response_class=PlainTextResponse)
+@router.get("/{experiment_id}.csv", summary="Read an experiment's table as CSV", response_class=Csv)
 def read_csv(experiment_id: ExperimentId, database: DatabaseDependency) -> Response:
     with database.read() as session:
         table = _table_of(session, ExperimentRepository(session).get(experiment_id))
     headers = {"Content-Disposition": f'attachment; filename="{experiment_id}.csv"'}
-    return PlainTextResponse(table.as_csv(), media_type="text/csv; charset=utf-8", headers=headers)
+    return Csv(table.as_csv(), headers=headers)
 
 
 @router.get("/{experiment_id}", summary="Read an experiment, its runs and its table")

@@ -3,6 +3,7 @@
 SecurityHeaders   nosniff, no framing, no referrer on every answer
 TrustedCaller     the Host is ours; a browser's unsafe request comes from our own pages
 Problems          whatever escapes becomes a problem document; a mistake of ours is logged once
+Access            the caller may ask for this, and not too often (`access.py`)
 BodyLimit         a body is as long as its path allows and arrives in time; JSON is read strictly
 OneWriter         of several controllers on one store the one that leads takes what is written
 """

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from muonscope.contract.status import LimitKind, QueueMode
 from service.api.dependencies import CallerDependency, Controller, ControllerDependency, DatabaseDependency
 from service.api.schemas import PROBLEMS, Out
+from service.store.audit import AuditAction, AuditRepository
 from service.store.queue import QueueRepository
 from service.store.session import Database
 
@@ -92,6 +93,9 @@ def set_limit(
     with database.write() as session:
         queue = QueueRepository(session)
         queue.set_limit(kind, name, limit.max_gpus, who=caller)
+        AuditRepository(session).append(
+            AuditAction.LIMIT_SET, who=caller, subject=f"{kind} {name}", detail=f"at most {limit.max_gpus:g} GPUs"
+        )
         shown = _present(queue)
     controller.wake()
     return shown
@@ -105,6 +109,7 @@ def remove_limit(
     with database.write() as session:
         queue = QueueRepository(session)
         queue.remove_limit(kind, name, who=caller)
+        AuditRepository(session).append(AuditAction.LIMIT_SET, who=caller, subject=f"{kind} {name}", detail="no limit")
         session.flush()
         shown = _present(queue)
     controller.wake()
@@ -114,7 +119,8 @@ def remove_limit(
 def _set(mode: QueueMode, caller: str, reason: Reason, database: Database, controller: Controller) -> QueueOut:
     with database.write() as session:
         queue = QueueRepository(session)
-        queue.set_mode(mode, who=caller, why=reason.why)
+        if queue.set_mode(mode, who=caller, why=reason.why):
+            AuditRepository(session).append(AuditAction.QUEUE_MODE_SET, who=caller, subject=mode, detail=reason.why)
         shown = _present(queue)
     controller.wake()
     return shown

@@ -18,6 +18,7 @@ from service.api.schemas import PROBLEMS, RunCountsOut, RunOut, RunsOut, ValidRu
 from service.errors import IllegalTransition, InvalidInput
 from service.recordings import is_recording
 from service.settings import Settings
+from service.store.audit import AuditAction, AuditRepository
 from service.store.census import count_runs
 from service.store.models import Run
 from service.store.queue import QueueRepository
@@ -68,12 +69,12 @@ def submit_run(
     idempotency_key: IdempotencyKey = None,
 ) -> RunOut:
     """Queue a run, stored durably before this answers. A repeat with the same key answers 200 with the same run."""
-    check_runnable(spec, settings, controller)
     with database.write() as session:
-        QueueRepository(session).refuse_while_draining()
         run, is_new = RunRepository(session).create(
             spec, idempotency_key=idempotency_key, who=caller, submitted_by=caller
         )
+        if is_new:
+            _accept(session, spec, settings, controller)
         shown = _present(session, run)
     controller.wake()
     response.headers["Location"] = f"/runs/{shown.id}"
@@ -164,6 +165,7 @@ def stop_run(
             )  # fmt: skip
         elif not run.status.is_terminal:
             runs.request_stop(run, who=caller)
+        AuditRepository(session).append(AuditAction.RUN_STOPPED, who=caller, subject=run.uid)
         shown = _present(session, run)
     controller.wake()
     return shown
@@ -207,17 +209,23 @@ def clone_run(
     with database.write() as session:
         runs = RunRepository(session)
         spec = RunSpec.model_validate(runs.get(run_id).spec)
-        check_runnable(spec, settings, controller)
-        QueueRepository(session).refuse_while_draining()
         run, is_new = runs.create(
             spec, idempotency_key=idempotency_key, who=caller, why=f"cloned from {run_id}", submitted_by=caller
         )
+        if is_new:
+            _accept(session, spec, settings, controller)
         shown = _present(session, run)
     controller.wake()
     response.headers["Location"] = f"/runs/{shown.id}"
     if not is_new:
         response.status_code = 200
     return shown
+
+
+def _accept(session: Session, spec: RunSpec, settings: Settings, controller: Controller) -> None:
+    """Refuse a new run, and with it its transaction. A repeat is answered as it was the first time, come what may."""
+    check_runnable(spec, settings, controller)
+    QueueRepository(session).refuse_while_draining()
 
 
 def check_runnable(spec: RunSpec, settings: Settings, controller: Controller) -> None:

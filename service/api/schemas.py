@@ -191,7 +191,7 @@ class Problem(Out):
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem, "content": {"application/problem+json": {}}}
-    for status in (400, 404, 408, 409, 413, 415, 422, 503)
+    for status in (400, 401, 403, 404, 408, 409, 413, 415, 422, 429, 503)
 }
 
 

@@ -4,7 +4,8 @@
     POST /api/jobs/{id}/stop   stop          GET /api/v0/nodes         nodes that are alive and their totals
     GET  /api/jobs/[{id}]      status        GET /api/cluster_status   who uses how much, a few seconds old
 
-Jobs carry no secret in their environment, which this API echoes: the one-use enrolment token is on the command line.
+Jobs carry no secret in their environment, which this API echoes. The one-use enrolment token is in a file for the
+driver's eyes where the job runs on this machine; on another one's cluster it is on the command line, until it is spent.
 """
 
 import asyncio
@@ -27,6 +28,7 @@ from service.controller.launcher import (
     LauncherUnavailable,
     Node,
 )
+from service.controller.token_files import TokenFiles
 
 OWNER_METADATA: Final = "muonscope_store"
 MAX_LOG_LENGTH: Final = 4 * 1024 * 1024
@@ -47,6 +49,7 @@ class RayLauncher:
         *,
         token: Callable[[], str | None] = lambda: None,
         environment: Mapping[str, str] | None = None,
+        token_files: TokenFiles | None = None,
         python: str = sys.executable,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
@@ -57,12 +60,14 @@ class RayLauncher:
             token: gives Ray's token where it wants one; read anew for each request, for it may be replaced.
             environment: variables of driver and workers. A job without any needs no runtime environment, and its
                 actors may take the workers that Ray keeps warm.
+            token_files: where enrolment tokens are put for drivers on this machine; None: the cluster may be elsewhere.
             python: the interpreter on the cluster that has Muonscope installed.
             transport: for tests.
         """
         self._address = address
         self._token = token
         self._environment = dict(environment or {})
+        self._token_files = token_files
         self._python = python
         self._client = httpx.AsyncClient(timeout=_TIMEOUT, transport=transport, trust_env=False, follow_redirects=False)
         self._reads = asyncio.Semaphore(_PARALLEL_READS)
@@ -72,8 +77,10 @@ class RayLauncher:
         return self._address() or "a local Ray that is starting"
 
     async def submit(self, request: JobRequest) -> None:
+        files = self._token_files
+        file = None if files is None else files.write(request.submission_id, request.enrolment_token)
         body: dict[str, Any] = {
-            "entrypoint": entrypoint(self._python, request),
+            "entrypoint": entrypoint(self._python, request, token_file=file),
             "submission_id": request.submission_id,
             "metadata": {OWNER_METADATA: request.owner},
         }
@@ -181,14 +188,15 @@ def read_token(file: Path | None) -> str | None:
     return file.read_text().strip() or None if file is not None else None
 
 
-def entrypoint(python: str, request: JobRequest) -> str:
+def entrypoint(python: str, request: JobRequest, *, token_file: Path | None = None) -> str:
     """Return the job's command line; `exec` leaves no shell between Ray's signals and the driver."""
+    # One word: a token may begin with a dash, which would be taken for an option.
+    by_word = f"--enrolment-token={request.enrolment_token}"
     words = [
         python, "-m", "workers.driver",
         "--controller", request.controller_url,
         "--attempt", request.submission_id,
-        # One word: a token may begin with a dash, which would be taken for an option.
-        f"--enrolment-token={request.enrolment_token}",
+        by_word if token_file is None else f"--enrolment-file={token_file}",
     ]  # fmt: skip
     if request.home is not None:
         words += ["--home", request.home]

@@ -46,7 +46,9 @@ class ExperimentRepository:
         self._session.flush()
         runs = RunRepository(self._session)
         for position, spec in enumerate(specs):
-            runs.create(spec, experiment=experiment, position=position, who=who, why=f"experiment {name}")
+            runs.create(
+                spec, experiment=experiment, position=position, who=who, why=f"experiment {name}", submitted_by=who
+            )
         return experiment
 
     def get(self, uid: str) -> Experiment:

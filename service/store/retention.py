@@ -13,6 +13,7 @@ from sqlalchemy import delete, select
 
 from muonscope.contract.status import RunStatus
 from service.errors import IllegalTransition
+from service.store.audit import AuditAction, AuditRepository
 from service.store.events import EventRepository
 from service.store.models import Attempt, Block, Event, NonfiniteEvent, ParameterBlock, Run, Step, SystemLoad
 from service.store.runs import RunRepository
@@ -60,6 +61,9 @@ class Retention:
                     session.execute(delete(model).where(model.attempt_id == attempt_id))
             session.execute(delete(Run).where(Run.id == run.id))
             EventRepository(session).append("run_deleted", who=who, why=why, detail=detail)
+            AuditRepository(session).append(
+                AuditAction.RUN_DELETED, who=who, subject=uid, detail=f"{detail['name']}: {why}"
+            )
         shutil.rmtree(self._home / "checkpoints" / uid, ignore_errors=True)
         for _, submission_id in attempts:
             shutil.rmtree(self._home / "logs" / submission_id, ignore_errors=True)

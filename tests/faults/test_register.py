@@ -6,6 +6,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
 DOCUMENT = TESTS.parent / "docs" / "reliability.md"
+SECURITY = DOCUMENT.with_name("security.md")
 NUMBERS = [f"F{number}" for number in range(1, 19)] + [f"S{number}" for number in range(1, 13)]
 
 
@@ -28,7 +29,7 @@ def test_every_fault_has_a_promise_and_a_test_that_carries_its_number() -> None:
 
 
 def test_every_test_that_is_named_exists_and_every_fault_test_is_named() -> None:
-    named = set(re.findall(r"`(test_\w+)`", DOCUMENT.read_text()))
+    named = set(re.findall(r"`(test_\w+)`", DOCUMENT.read_text() + SECURITY.read_text()))
     everywhere = {name for path in TESTS.rglob("test_*.py") for name in names_in(path)}
     here = {name for path in Path(__file__).parent.glob("test_*.py") for name in names_in(path)}
 

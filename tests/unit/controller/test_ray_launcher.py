@@ -3,8 +3,10 @@
 import asyncio
 import dataclasses
 import json
+import os
 import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
@@ -12,7 +14,8 @@ import pytest
 
 from service.controller.launcher import Job, JobRefused, JobRequest, JobStatus, LauncherUnavailable
 from service.controller.ray_launcher import RayLauncher, entrypoint
-from workers.driver import _parse
+from service.controller.token_files import TokenFiles
+from workers.driver import _parse, take_token
 
 T = TypeVar("T")
 Handler = Callable[[httpx.Request], httpx.Response]
@@ -86,6 +89,35 @@ def test_a_token_that_looks_like_an_option_reaches_the_driver_whole() -> None:
     words = shlex.split(entrypoint("python", request))
 
     assert _parse(words[words.index("workers.driver") + 1 :]).enrolment_token == "-h--attempt"
+
+
+def test_on_this_machine_the_token_is_in_a_file_of_its_owners_and_on_no_command_line(tmp_path: Path) -> None:
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, json={})
+
+    call(launcher(answer, token_files=TokenFiles(tmp_path / "enrolment")), lambda one: one.submit(REQUEST))
+    file = tmp_path / "enrolment" / "run-abc-a1"
+    words = shlex.split(json.loads(seen[0].content)["entrypoint"])
+    assert "a secret" not in seen[0].content.decode()
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    arguments = _parse(words[words.index("workers.driver") + 1 :])
+    assert take_token(arguments.enrolment_file) == REQUEST.enrolment_token
+    assert not file.exists()
+
+
+def test_token_files_that_no_driver_came_for_go_and_no_link_is_followed(tmp_path: Path) -> None:
+    files = TokenFiles(tmp_path / "enrolment")
+    files.write("run-old-a1", "old")
+    os.utime(tmp_path / "enrolment" / "run-old-a1", (0, 0))
+    (tmp_path / "outside").write_text("untouched")
+    (tmp_path / "enrolment" / "run-new-a1").symlink_to(tmp_path / "outside")
+
+    assert files.write("run-new-a1", "new").read_text() == "new"
+    assert {path.name for path in (tmp_path / "enrolment").iterdir()} == {"run-new-a1"}
+    assert (tmp_path / "outside").read_text() == "untouched"
 
 
 def test_a_job_that_exists_already_counts_as_submitted() -> None:

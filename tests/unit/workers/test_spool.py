@@ -14,13 +14,17 @@ from hypothesis import strategies as st
 from muonscope.contract.telemetry import StepRecord, decode_record, read_frames
 from workers.errors import SpoolFull
 from workers.spool import (
+    SHIPPER_LOCK,
     Destination,
     Shipped,
     SpoolReader,
     SpoolWriter,
+    hold_lock,
     is_writer_alive,
     remove_spool,
     segments,
+    spool_directory,
+    sweep_spools,
 )
 
 DESTINATION = Destination("http://127.0.0.1:1", "run-x-a1", "secret", 1)
@@ -167,3 +171,27 @@ def test_a_removed_spool_is_gone_although_a_shipper_writes_beside(tmp_path: Path
         shipper.join()
         assert not directory.exists()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_new_attempt_sweeps_away_what_superseded_and_abandoned_ones_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.spool.user_folder", lambda: tmp_path)
+    writers = {
+        name: SpoolWriter(spool_directory(name), DESTINATION)
+        for name in ("run-x-a1", "run-x-a2", "run-x-a10", "run-y-a1", "run-z-a1", "run-w-a1")
+    }
+    for name in ("run-x-a1", "run-x-a2", "run-x-a10", "run-y-a1", "run-z-a1"):
+        writers[name].close()
+    shipping = hold_lock(spool_directory("run-x-a2") / SHIPPER_LOCK)
+    for name in ("run-z-a1", "run-w-a1"):
+        for path in (*spool_directory(name).iterdir(), spool_directory(name)):
+            os.utime(path, (0, 0))
+
+    # Gone: superseded, and abandoned for more than a day. Kept: one that is being shipped, a later attempt, another
+    # run's of today, an old one whose writer lives.
+    assert sorted(sweep_spools("run-x-a3")) == ["run-x-a1", "run-z-a1"]
+    kept = {path.name for path in (tmp_path / "spool").iterdir()}
+    assert kept == {"run-x-a2", "run-x-a10", "run-y-a1", "run-w-a1"}
+    os.close(shipping)
+    writers["run-w-a1"].close()

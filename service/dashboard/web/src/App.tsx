@@ -2,6 +2,7 @@
 
 import { Component, lazy, Suspense, useEffect, useState, type ReactNode } from "react";
 
+import { useIsSignInNeeded } from "./api/session.ts";
 import { KeySheet, useShortcuts } from "./components/keyboard.tsx";
 import { EmptyState, LoadingState } from "./components/states.tsx";
 import { ToastRegion } from "./components/toast.tsx";
@@ -15,6 +16,7 @@ const ComparePage = lazy(() => import("./pages/compare/ComparePage.tsx"));
 const ExperimentsPage = lazy(() => import("./pages/experiments/ExperimentsPage.tsx"));
 const ExperimentPage = lazy(() => import("./pages/experiments/ExperimentPage.tsx"));
 const SubmitPage = lazy(() => import("./pages/submit/SubmitPage.tsx"));
+const SignInPage = lazy(() => import("./pages/sign-in/SignInPage.tsx"));
 const ClusterPage = lazy(() => import("./pages/cluster/ClusterPage.tsx"));
 
 /** A part of the path as it was meant; one that is no encoding of anything is taken as it stands. */
@@ -53,6 +55,7 @@ function UnknownPage() {
 export function App() {
   const { path } = usePlace();
   const [isHelpOpen, setIsHelpOpen] = useState(false);
+  const isSignInNeeded = useIsSignInNeeded();
   useEffect(() => {
     if (path === "/") navigate(href("/runs"), { replace: true });
   }, [path]);
@@ -67,7 +70,7 @@ export function App() {
         Skip to content
       </a>
       <TopBar onHelp={() => setIsHelpOpen(true)} />
-      <ConnectionBanner />
+      {!isSignInNeeded && <ConnectionBanner />}
       <PageBoundary key={path}>
         <Suspense
           fallback={
@@ -76,7 +79,7 @@ export function App() {
             </main>
           }
         >
-          {path === "/" ? null : pageFor(path)}
+          {isSignInNeeded ? <SignInPage /> : path === "/" ? null : pageFor(path)}
         </Suspense>
       </PageBoundary>
       <ToastRegion />

@@ -1,5 +1,6 @@
 /** Requests to the service that served this page. Every failure becomes an ApiError with a sentence to show. */
 
+import { noteUnauthorized } from "./session.ts";
 import type { Problem } from "./types.ts";
 
 export class ApiError extends Error {
@@ -38,6 +39,8 @@ async function send(path: string, accept: string, options: RequestOptions): Prom
     if (error instanceof DOMException && error.name === "AbortError") throw error;
     throw new ApiError({ status: 0, title: "The controller does not answer.", remedy: "Check that `muonscope up` runs." });
   }
+  // A refused sign-in is the form's to tell.
+  if (response.status === 401 && path !== "/session") noteUnauthorized();
   if (!response.ok) throw new ApiError(await readProblem(response));
   return response;
 }

@@ -1,0 +1,149 @@
+"""Verbs about users' tokens: create, ls, revoke. They work on the service's database itself, whether it runs or not.
+
+There is no request that makes a token: who may make one is who may read the database.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from muonscope.cli.options import DatabaseUrl, Json
+from muonscope.cli.screen import Screen
+from muonscope.contract.status import TokenScope
+
+if TYPE_CHECKING:
+    from service.store.access_models import ApiToken
+    from service.store.session import Database
+
+token_app = typer.Typer(no_args_is_help=True, help="Tokens of those who may use the service.")
+
+_SPAN: Final = re.compile(r"([1-9][0-9]{0,4})(d|h)")
+_HOURS: Final = {"d": 24, "h": 1}
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register this module's verbs."""
+    app.add_typer(token_app, name="token", rich_help_panel="Service")
+
+
+@token_app.command()
+def create(
+    name: Annotated[str, typer.Option(help="Who or what will use it; events carry this name.")],
+    scope: Annotated[TokenScope, typer.Option(help="read: look. submit: runs as well. admin: everything.")],
+    expires: Annotated[
+        str | None, typer.Option(help="When it ends: 90d, 12h, or a date such as 2027-01-31. [default: never]")
+    ] = None,
+    database_url: DatabaseUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Make a token and print it, this once: only its hash is kept."""
+    from service.store.tokens import TokenRepository
+
+    expires_at = None if expires is None else read_end(expires, datetime.now(UTC))
+    with _store(database_url) as database, database.write() as session:
+        row, text = TokenRepository(session).create(name, scope, who=_who(), expires_at=expires_at)
+        session.flush()
+        shown = _shown(row)
+    if as_json:
+        Screen(as_json).json({**shown, "token": text})
+        return
+    print(text)
+    print("shown once: keep it, as MUONSCOPE_TOKEN or in the file `token` under MUONSCOPE_HOME", file=sys.stderr)
+
+
+@token_app.command("ls")
+def list_tokens(database_url: DatabaseUrl = None, as_json: Json = False) -> None:
+    """List the tokens there are and were."""
+    from service.store.tokens import TokenRepository
+
+    with _store(database_url) as database, database.read() as session:
+        rows = [_shown(row) for row in TokenRepository(session).list()]
+    screen = Screen(as_json)
+    if as_json:
+        screen.json(rows)
+        return
+    columns = ("name", "scope", "state", "created_by", "created_at", "expires_at", "last_used_at")
+    screen.table(columns, [tuple(str(row[column] or "") for column in columns) for row in rows])
+
+
+@token_app.command()
+def revoke(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As `muonscope token ls` shows it.")],
+    database_url: DatabaseUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Make a token worthless from its next request on, and end the dashboard's sessions that it opened."""
+    from service.store.tokens import TokenRepository
+
+    with _store(database_url) as database, database.write() as session:
+        shown = _shown(TokenRepository(session).revoke(name, who=_who()))
+    if as_json:
+        Screen(as_json).json(shown)
+    else:
+        Screen(as_json).line(f"{shown['name']} is revoked since {shown['revoked_at']}")
+
+
+def read_end(text: str, now: datetime) -> datetime:
+    """Read when a token ends: a span from now, or a date, which is taken as UTC where it says no zone.
+
+    Raises:
+        typer.BadParameter: neither.
+    """
+    span = _SPAN.fullmatch(text.strip())
+    if span is not None:
+        return now + timedelta(hours=int(span[1]) * _HOURS[span[2]])
+    try:
+        end = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no span such as 90d or 12h, and no date such as 2027-01-31") from None
+    return end if end.tzinfo is not None else end.replace(tzinfo=UTC)
+
+
+@contextmanager
+def _store(database_url: str | None) -> Iterator["Database"]:
+    """Open the service's database at this version's schema; its errors become the command's."""
+    from muonscope.errors import MuonscopeError
+    from service.errors import ServiceError
+    from service.settings import Settings
+    from service.store.migrate import SchemaTooNew, upgrade
+    from service.store.session import Database
+
+    settings = Settings() if database_url is None else Settings(database_url=database_url)
+    database = Database(settings.effective_database_url)
+    try:
+        upgrade(database)
+        yield database
+    except SchemaTooNew as error:
+        raise MuonscopeError(str(error)) from error
+    except ServiceError as error:
+        raise MuonscopeError(error.detail, remedy=error.remedy) from error
+    finally:
+        database.dispose()
+
+
+def _who() -> str:
+    from muonscope.client.settings import own_name
+
+    return own_name() or "cli"
+
+
+def _shown(row: "ApiToken") -> dict[str, Any]:
+    def moment(at: datetime | None) -> str | None:
+        return None if at is None else at.astimezone(UTC).isoformat(timespec="seconds")
+
+    is_expired = row.expires_at is not None and row.expires_at <= datetime.now(UTC)
+    return {
+        "name": row.name,
+        "scope": row.scope.value,
+        "state": "revoked" if row.revoked_at is not None else "expired" if is_expired else "usable",
+        "created_by": row.created_by,
+        "created_at": moment(row.created_at),
+        "expires_at": moment(row.expires_at),
+        "revoked_at": moment(row.revoked_at),
+        "last_used_at": moment(row.last_used_at),
+    }
