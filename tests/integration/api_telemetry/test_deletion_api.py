@@ -50,7 +50,7 @@ def _keeper(database: Database, home: Path) -> Housekeeper:
     return Housekeeper(database, Settings(home=home, retention_days=30), Leadership(database, "http://127.0.0.1:1"))
 
 
-def test_a_deleted_run_leaves_no_row_but_the_event_that_says_so(
+def test_a_deleted_run_leaves_no_row_but_the_event_and_audit_entry_that_say_so(
     any_client: httpx.Client, database: Database, home: Path
 ) -> None:
     before = _rows(database)
@@ -67,7 +67,8 @@ def test_a_deleted_run_leaves_no_row_but_the_event_that_says_so(
     assert answer.status_code == 204
     assert any_client.get(f"/runs/{voice.run_id}").status_code == 404
     assert any_client.get(f"/runs/{kept.run_id}").json()["summary"]["steps"] == 30
-    assert _rows(database) == {**one_run, "event": one_run["event"] + 1}
+    told = {"event": one_run["event"] + 1, "audit_entry": one_run["audit_entry"] + 1}
+    assert _rows(database) == {**one_run, **told}
     assert before["step"] == 0
     assert not checkpoint.exists()
     assert not log.exists()
