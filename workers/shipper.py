@@ -135,7 +135,7 @@ def ship_until_done(directory: Path) -> None:
 
 
 def _ship_while_written(shipper: Shipper) -> bool:
-    """Returns whether the controller has taken everything or will take no more; False: out of an orphan's patience."""
+    """Returns whether an orphan's spool is settled: all acknowledged, or refused for good."""
     pauses = Pauses()
     orphaned_at: float | None = None
     while True:
@@ -145,8 +145,8 @@ def _ship_while_written(shipper: Shipper) -> bool:
         try:
             count = shipper.ship_once()
         except ControllerRefused as refusal:
-            # One that is damaged is kept to be looked at, until it is swept away.
-            return refusal.status != 0
+            # A living writer's driver reads the reason and cleans up. A damaged spool is kept until it is swept away.
+            return not alive and refusal.status != 0
         except ControllerAway as away:
             if orphaned_at is not None and time.monotonic() - orphaned_at > ORPHAN_PATIENCE_S:
                 return False
@@ -240,12 +240,9 @@ def start_detached(directory: Path, module: str = "workers.shipper") -> None:
 def _leave_to_the_driver(directory: Path) -> None:
     """Keep a settled spool for the driver that reads its count and refusal; remove it when no driver came."""
     deadline = time.monotonic() + DRAINED_LINGER_S
-    while (alive := is_writer_alive(directory)) or time.monotonic() < deadline:
+    while time.monotonic() < deadline:
         if not directory.exists():
             return
-        if alive:
-            # A refused record's writer may go on for a while.
-            deadline = time.monotonic() + DRAINED_LINGER_S
         time.sleep(min(1.0, DRAINED_LINGER_S / 4))
     remove_spool(directory)
 

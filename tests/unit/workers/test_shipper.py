@@ -182,24 +182,22 @@ def test_the_shipper_ends_by_itself_when_the_writer_is_gone_and_all_is_shipped(t
         assert not thread.is_alive()
 
 
-def test_a_superseded_spool_goes_with_its_token_once_its_writer_is_gone_and_no_driver_came(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_orphan", [True, False])
+def test_a_superseded_spool_whose_writer_is_gone_goes_with_its_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_orphan: bool
 ) -> None:
     monkeypatch.setattr("workers.shipper.DRAINED_LINGER_S", 0.2)
     directory = tmp_path / "run-x-a1"
     with running() as controller:
         writer = write(directory, controller, range(3))
         controller.superseded = True
-        thread = threading.Thread(target=ship_until_done, args=(directory,), daemon=True)
-        thread.start()
-        wait_until(lambda: Shipped.read(directory).refused is not None)
-        # The counter-test: while the writer lives, its reason stays for it to read.
-        thread.join(timeout=0.5)
-        assert thread.is_alive()
+        if is_orphan:
+            writer.close()
+        ship_until_done(directory)
+        # The counter-test: a living writer's driver still reads the reason.
+        assert directory.exists() is not is_orphan
+        assert is_orphan or Shipped.read(directory).refused is not None
         writer.close()
-        thread.join(timeout=10)
-
-    assert not directory.exists()
 
 
 @pytest.mark.timeout(120)
