@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,6 +89,28 @@ def test_a_laptops_job_trains_its_own_task_and_ends_by_its_verdict(installation:
     assert (run["status"], run["verdict"]["name"]) == ("succeeded", "trains")
     assert run["id"] in printed
     assert "trains" in printed
+
+
+@pytest.mark.faults
+def test_stopping_a_laptops_job_stops_its_run(installation: Installation, laptop: Path) -> None:
+    spec = json.dumps({"name": "laptop's long one", "world_size": 2, "steps": 100_000, **STEADY})
+    (laptop / "long.json").write_text(spec, encoding="utf-8")
+    submitted = ray_job(
+        installation, "submit", "--submission-id", "laptop-long", "--working-dir", str(laptop), "--",
+        "muonscope", "run", "long.json",
+    )  # fmt: skip
+    found = {"q": "name~long"}
+
+    def runs() -> list[dict[str, Any]]:
+        listed: list[dict[str, Any]] = installation.client.get("/runs", params=found).json()["runs"]
+        return listed
+
+    installation.wait(lambda: runs() and runs()[0]["summary"]["steps"], 120, "the laptop's run trains")
+    stopping = ray_job(installation, "stop", "laptop-long")
+    assert "stopped" in stopping.communicate(timeout=60)[0]
+    submitted.communicate(timeout=60)
+
+    installation.wait(lambda: runs()[0]["status"] == "stopped", 30, "the run is stopped")
 
 
 def test_a_clean_end_is_zero_and_leaves_no_process(installation: Installation) -> None:
