@@ -55,7 +55,7 @@ demo: .venv/installed ## Run the thirty-step experiment from nothing and print i
 up: .venv/installed ## Start the service here, on port 8800 (ARGS="--port 8801" and others).
 	@$(BIN)/muonscope up $(ARGS)
 
-.PHONY: check format test faults soak mutants golden bench bench-gpu
+.PHONY: check format test acceptance faults soak mutants golden bench bench-gpu
 check: .venv/installed-dev ## Formatting, lint, types, import rules; the dashboard's types where Node's packages are.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -81,7 +81,10 @@ mutants: .venv/installed-dev ## Plant faults into copies of muon_core and see ea
 	$(BIN)/python tests/mutation/run.py --docs docs/mutants.md $(ARGS)
 
 golden: .venv/installed-dev ## Hold the golden numbers against this machine.
-	$(PYTEST) tests/golden tests/acceptance -m 'not gpu and not multi_gpu' $(ARGS)
+	$(PYTEST) tests/distributed/test_published_numbers.py tests/integration/releases $(ARGS)
+
+acceptance: .venv/installed-dev ## The tutorial's commands, and the dashboard in a browser, on real runs; minutes.
+	$(PYTEST) tests -m acceptance $(ARGS)
 
 bench: .venv/installed-dev ## Print measured numbers on the CPU.
 	$(PYTEST) tests/benchmarks -s -m 'benchmark and not gpu and not multi_gpu' $(ARGS)

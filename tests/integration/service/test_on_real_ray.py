@@ -21,6 +21,7 @@ from tests.installation import ENDED, STEADY, Installation, processes_with
 
 DOCS = Path(__file__).parents[3] / "docs"
 GUIDE = DOCS / "guides" / "ray-jobs.md"
+TUTORIAL = DOCS / "tutorial.md"
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +112,32 @@ def test_stopping_a_laptops_job_stops_its_run(installation: Installation, laptop
     submitted.communicate(timeout=60)
 
     installation.wait(lambda: runs()[0]["status"] == "stopped", 30, "the run is stopped")
+
+
+@pytest.mark.acceptance
+def test_the_tutorial_ends_in_the_comparison_it_promises(installation: Installation, tmp_path: Path) -> None:
+    text = TUTORIAL.read_text(encoding="utf-8")
+    specs = re.findall(r"as `(\w+\.yaml)`.*?```yaml\n(.*?)```", text, re.DOTALL)
+    (commands,) = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    assert len(specs) == 2
+    for name, spec in specs:
+        (tmp_path / name).write_text(spec, encoding="utf-8")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+    done = subprocess.run(
+        ["bash", "-c", commands + "muonscope show $master; muonscope show $ordered"],
+        cwd=tmp_path,
+        env={**installation.environment, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    verdicts = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("verdict")]
+    assert verdicts == ["poisoned", "trains"], done.stdout
+    assert "step 4" in done.stdout
 
 
 def test_a_clean_end_is_zero_and_leaves_no_process(installation: Installation) -> None:
