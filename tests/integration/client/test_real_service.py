@@ -184,7 +184,8 @@ def test_a_deepspeed_monitors_folder_becomes_a_run_with_every_value_it_holds(
     result = command("import", str(_monitor_folder(tmp_path / "my-job")), "--json")
 
     assert result.code == 0, result.err
-    run = client.runs.get(json.loads(result.out)["id"])
+    (imported,) = json.loads(result.out)
+    run = client.runs.get(imported["id"])
     assert (run.name, run.status, run.summary.steps, run.summary.overflows) == ("my-job", RunStatus.SUCCEEDED, 4, 1)
     steps = list(client.runs.steps(run.id))
     assert [repr(step.loss) for step in steps] == ["3.5", "2.5", "nan", "inf"]

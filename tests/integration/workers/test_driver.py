@@ -229,6 +229,7 @@ def test_actors_take_workers_that_waited_and_new_ones_take_their_place(cluster: 
     wait_until(lambda: len(cluster.idle_workers()) >= 2, START_LIMIT_S, "new idle workers")
 
 
+@pytest.mark.faults
 def test_a_rank_dies_with_its_actor(cluster: LocalRay) -> None:
     with attempt_of(cluster, ENDLESS) as controller:
         wait_for_steps(controller)

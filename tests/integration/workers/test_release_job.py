@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from muonscope.contract.run_spec import RunSpec
 from muonscope.contract.status import AttemptStatus, FailureKind, MomentumUnit
 from tests.integration.releases.conftest import HOME, installed
@@ -28,6 +30,7 @@ def attempt(cluster: LocalRay, name: str, home: Path, **variables: str) -> FakeC
     return controller
 
 
+@pytest.mark.acceptance
 def test_a_run_trains_under_the_release_it_names_and_records_its_file(cluster: LocalRay) -> None:
     folder = installed(VERSION)
 

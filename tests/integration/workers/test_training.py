@@ -232,6 +232,7 @@ def test_a_raw_config_is_merged_key_by_key(ranks: Gang) -> None:
     assert config["gradient_clipping"] == 0.0
 
 
+@pytest.mark.acceptance
 def test_byte_gpt_learns_and_master_dies_of_a_high_initial_scale(ranks: Gang) -> None:
     task = {"task": {"name": "byte_gpt"}, "steps": 60}
     learns = rank_0(ranks, task)["records"]
