@@ -24,7 +24,7 @@ def client(service: FakeService) -> Client:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses that the test's own thread asked for, none of them taken; others go on sleeping."""
     asked: list[float] = []
-    really_sleep = time.sleep
+    really_sleep, really_pause = time.sleep, asyncio.sleep
 
     def sleep(seconds: float) -> None:
         if threading.current_thread() is threading.main_thread():
@@ -33,7 +33,11 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
             really_sleep(seconds)
 
     async def pause(seconds: float) -> None:
-        asked.append(seconds)
+        # A server of another module's tests may live on in a thread: its loop would spin without its pauses.
+        if threading.current_thread() is threading.main_thread():
+            asked.append(seconds)
+        else:
+            await really_pause(seconds)
 
     monkeypatch.setattr(time, "sleep", sleep)
     monkeypatch.setattr(asyncio, "sleep", pause)
