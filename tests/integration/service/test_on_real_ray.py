@@ -135,7 +135,7 @@ def test_the_tutorial_ends_in_the_comparison_it_promises(installation: Installat
     )
 
     assert done.returncode == 0, done.stderr
-    verdicts = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("verdict")]
+    verdicts = [line.split()[1].rstrip(",") for line in done.stdout.splitlines() if line.startswith("verdict")]
     assert verdicts == ["poisoned", "trains"], done.stdout
     assert "step 4" in done.stdout
 
