@@ -5,6 +5,7 @@ measurements are the ones that our own loop takes (`workers.probes`). Nothing th
 recorded loop are those of the loop alone, to the last bit.
 """
 
+import logging
 import os
 import socket
 import sys
@@ -40,6 +41,8 @@ from muonscope.contract.telemetry import StepRecord
 from workers.engine import describe_engine, device_name, native_routes, our_routes
 from workers.final_state import InitialWeights, hash_parameters, peak_memory_bytes, trainable_numel
 from workers.probes import Measured, Probes
+
+logger = logging.getLogger(__name__)
 
 # Hashing more than this takes seconds of a training script's time: it is left out, and said to be not measured.
 MAX_HASHED_ELEMENTS: Final = 2**28
@@ -208,6 +211,11 @@ def describe_spec(
             field = str(error.errors()[0]["loc"][0]) if error.errors()[0]["loc"] else ""
             if field not in said or field in ("name", "tags", "notes", "steps"):
                 raise
+            # The record shows a default there: whoever reads it must be able to learn that it is none of the engine's.
+            logger.warning(
+                "the record cannot hold %s=%r and shows its default: %s", field, said[field], error.errors()[0]["msg"],
+                extra={"action": "field_not_recorded"},
+            )  # fmt: skip
             del said[field]
 
 
