@@ -132,13 +132,13 @@ class Subject:
         torch.cuda.empty_cache()
 
 
-def measure(stage: int, gas: int, kinds: list[str], world: int) -> Iterator[dict[str, Any]]:
+def measure(stage: int, gas: int, kinds: list[str], world: int, repeats: int) -> Iterator[dict[str, Any]]:
     x = torch.randn(1, TOKENS, WIDTH, device="cuda", dtype=torch.float16)
     subjects = []
     for kind in kinds:
         subjects.append(Subject(kind, stage, gas))
         subjects[-1].settle(x)
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         for subject in subjects:
             subject.step(x, timed=True)
     for subject in subjects:
@@ -174,6 +174,7 @@ def main() -> None:
     arguments.add_argument("--port", type=int)
     arguments.add_argument("--stages", default="1,2,3")
     arguments.add_argument("--gas", default="1,4")
+    arguments.add_argument("--repeats", type=int, default=REPEATS)
     arguments.add_argument("--kinds", default="AdamW,stock,ours")
     arguments.add_argument("--out", type=Path)
     given = arguments.parse_args()
@@ -194,7 +195,7 @@ def main() -> None:
     deepspeed.init_distributed(dist_backend="nccl", verbose=False)
     for gas in map(int, given.gas.split(",")):
         for stage in map(int, given.stages.split(",")):
-            for row in measure(stage, gas, given.kinds.split(","), given.world):
+            for row in measure(stage, gas, given.kinds.split(","), given.world, given.repeats):
                 write(given.rank, given.out, row)
     torch.distributed.destroy_process_group()
 
