@@ -4,6 +4,9 @@
     ranks           each gradient is divided by their number and then added up, in any order; but with `reduce_scatter`
                     off, stages 1 and 2 add up first and divide then
 
+    clipping        the gradient's norm is added up from shards, which stage 3 cuts elsewhere: its last bits differ, and
+                    with them, where it exceeds the limit, all that is scaled by it
+
 Two ranks and one micro-batch leave no order to choose, and halving is exact, but for float16's subnormal numbers.
 """
 
@@ -113,3 +116,23 @@ def test_what_subnormal_gradients_leave_between_stages_is_stated(gang: Gangs, sc
     assert relative(ends[0], ends[1]) == 0
     assert (relative(ends[0], ends[2]) > 0) == (tolerance > 0)
     assert relative(ends[0], ends[2]) <= tolerance
+
+
+def test_where_clipping_acts_stage_three_differs_by_its_norms_last_bits(gang: Gangs) -> None:
+    """The norm is added up from shards: halves of the flat group at stages 1 and 2, of each parameter at stage 3."""
+    runs = [
+        gang(2).run_once(cases.train, stage=stage, precision="fp32", steps=4, clip=0.1, keep_weights=True)[0]
+        for stage in STAGES
+    ]
+    first_norms = [run["rows"][0]["grad_norm"] for run in runs]
+    unclipped = [
+        gang(2).run_once(cases.train, stage=stage, precision="fp32", steps=4, keep_weights=True)[0] for stage in STAGES
+    ]
+
+    assert min(first_norms) > 0.1, "clipping was never active"
+    assert first_norms[0] == first_norms[1]
+    assert abs(first_norms[2] - first_norms[0]) <= 4 * torch.finfo(torch.float32).eps * first_norms[0]
+    assert relative(runs[0]["weights"], runs[1]["weights"]) == 0
+    assert relative(runs[0]["weights"], runs[2]["weights"]) <= 1e-5
+    # The control: it is the clipping alone.
+    assert relative(unclipped[0]["weights"], unclipped[2]["weights"]) == 0
