@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from muon_core.norms import norms
 from muonscope.contract.attempts import MAX_KEPT_WEIGHTS, FinalState
-from workers.weights import LocalWeight, local_weights, norms, numel_of
+from workers.weights import LocalWeight, local_weights, numel_of
 
 
 def hash_tensors(tensors: Iterable[Tensor]) -> str:

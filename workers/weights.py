@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 
@@ -35,16 +34,6 @@ def local_weights(parameters: Sequence[nn.Parameter], rank: int, world_size: int
         elif index % world_size == rank and parameter.numel():
             pieces.append(LocalWeight(index, 0, parameter.detach().view(-1)))
     return pieces
-
-
-def norms(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the 2-norm of each tensor, in one fused pass and on the first one's device.
-
-    fp64, so that a large finite tensor never looks infinite: squares of fp32 leave its range at 1e19.
-    """
-    found = torch._foreach_norm(list(tensors), 2, dtype=torch.float64)
-    # DeepSpeed to 0.18.2 keeps Muon's momentum on the host, and AdamW's beside the weights.
-    return torch.stack([norm.to(found[0].device) for norm in found])
 
 
 def numel_of(parameter: Any) -> int:

@@ -10,6 +10,11 @@ and which block belongs to which matrix another: `batches` makes both.
     normalize        direction -> iteration dtype, scaled by the two factors
     write_back       result -> direction, or weight decay and learning rate -> weight
 
+For reading any list of tensors:
+
+    add_squares      of each block the sum of squares, in float64
+    add_blocks       those of a tensor's blocks -> its place in a vector
+
 For ZeRO's flat partitions, where a shard is no whole matrix:
 
     blend            momentum and Nesterov blend, the direction in the gradient's place
@@ -265,3 +270,24 @@ def apply(weight, update, squares, size, decay, lr, BLOCK: tl.constexpr):
     # Rounded where torch's `mul_` and `add_` round.
     tl.store(weight + offsets, tl.fma(-lr + tl.zeros_like(value), value, kept), mask=exists)
     tl.store(squares + tl.program_id(0), tl.sum(value * value))
+
+
+@triton.jit
+def add_squares(
+    source, source_at, entry_of_block, first_block, numel, of_blocks, ALIGNED: tl.constexpr, BLOCK: tl.constexpr
+):
+    entry, offsets, exists = _place(entry_of_block, first_block, numel, ALIGNED, BLOCK)
+    value = tl.load(source + _start(source_at, entry, ALIGNED) + offsets, mask=exists, other=0.0).to(tl.float64)
+    tl.store(of_blocks + tl.program_id(0), tl.sum(value * value))
+
+
+@triton.jit
+def add_blocks(first_block, of_blocks, places, out, CHUNK: tl.constexpr):
+    entry = tl.program_id(0)
+    first = tl.load(first_block + entry)
+    last = tl.load(first_block + entry + 1)
+    total = tl.zeros((CHUNK,), dtype=tl.float64)
+    for start in tl.range(first, last, CHUNK):
+        blocks = start + tl.arange(0, CHUNK)
+        total += tl.load(of_blocks + blocks, mask=blocks < last, other=0.0)
+    tl.store(out + tl.load(places + entry), tl.sum(total))

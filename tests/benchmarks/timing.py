@@ -1,8 +1,11 @@
-"""Medians and spreads of what runs on a GPU."""
+"""Medians and spreads, and the rows that the benchmarks print."""
 
+import json
+import os
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +23,16 @@ class Timing:
 
     def __str__(self) -> str:
         return f"{self.median:.2f} [{min(self.values):.2f}, {max(self.values):.2f}]"
+
+
+def record(name: str, row: dict[str, Any]) -> None:
+    """Print a row, and append it to the file that MUON_BENCH_FILE names."""
+    print(f"\n{name}: " + ", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+    path = os.environ.get("MUON_BENCH_FILE")
+    if path:
+        plain = {key: list(value.values) if isinstance(value, Timing) else value for key, value in row.items()}
+        with Path(path).open("a") as file:
+            file.write(json.dumps({"name": name, **plain}) + "\n")
 
 
 def time_gpu(run: Callable[[], Any], repeats: int = 20, warmup: int = 3) -> Timing:

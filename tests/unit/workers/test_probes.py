@@ -5,12 +5,14 @@ import math
 import pytest
 import torch
 
+from muon_core.norms import norms
 from muonscope.contract.run_spec import Fault
 from workers.errors import ConfigRefused
 from workers.faults import FaultPlan
 from workers.final_state import hash_tensors
-from workers.probes import largest
-from workers.weights import local_weights, norms
+from workers.parcels import Parcel
+from workers.probes import float32_norms, largest
+from workers.weights import local_weights
 
 
 @pytest.mark.parametrize(
@@ -48,6 +50,37 @@ def test_norms_tell_nan_from_infinity() -> None:
     measured = norms([torch.tensor([math.inf, 1.0]), torch.tensor([math.nan, math.inf]), torch.zeros(2)])
 
     assert [str(value) for value in measured.tolist()] == ["inf", "nan", "0.0"]
+
+
+def test_a_finite_norm_beyond_float32_is_its_largest_number_and_infinity_stays_infinite() -> None:
+    squares = torch.tensor([25.0, 1e80, math.inf, math.nan, 0.0], dtype=torch.float64)
+
+    assert [str(value) for value in float32_norms(squares)] == ["5.0", "3.4028234663852886e+38", "inf", "nan", "0.0"]
+
+
+def test_a_parcel_used_again_starts_from_zero_and_carries_its_own_tail() -> None:
+    parcel = Parcel(2, 1, torch.device("cpu"), None)
+    parcel.fill([5.0])
+    parcel.vector[1] = 3.0
+    parcel.send()
+    first = parcel.read().tolist()
+
+    parcel.fill([6.0])
+    parcel.send()
+
+    assert first == [0.0, 3.0, 5.0]
+    assert parcel.read().tolist() == [0.0, 0.0, 6.0]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_two_parcels_under_way_keep_apart() -> None:
+    parcels = [Parcel(1, 1, torch.device("cuda", 0), None) for _ in range(2)]
+    for number, parcel in enumerate(parcels):
+        parcel.fill([float(number)])
+        parcel.vector[0] = 10.0 + number
+        parcel.send()
+
+    assert [parcel.read().tolist() for parcel in parcels] == [[10.0, 0.0], [11.0, 1.0]]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
