@@ -37,7 +37,7 @@ from service.api import (
 )
 from service.api.access import Access, Authenticator
 from service.api.feed import ChangeFeed
-from service.api.middleware import BodyLimit, OneWriter, Problems, SecurityHeaders, TrustedCaller
+from service.api.middleware import BodyLimit, OneWriter, Problems, SecurityHeaders, ServerTiming, TrustedCaller
 from service.api.rate_limit import RateLimiter
 from service.api.responses import StrictJSONResponse
 from service.controller.housekeeping import Housekeeper
@@ -238,6 +238,7 @@ def _add_middleware(app: FastAPI, settings: Settings, controller: ControllerLoop
     app.add_middleware(Problems)
     app.add_middleware(TrustedCaller, hosts=settings.answered_hosts)
     app.add_middleware(SecurityHeaders)
+    app.add_middleware(ServerTiming)
 
 
 def _version() -> str:

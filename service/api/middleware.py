@@ -1,5 +1,6 @@
 """What every request passes, outermost first. Pure ASGI: nothing here buffers more than a bounded body.
 
+ServerTiming      every answer says how long it took here
 SecurityHeaders   nosniff, no framing, no referrer on every answer
 TrustedCaller     the Host is ours; a browser's unsafe request comes from our own pages
 Problems          whatever escapes becomes a problem document; a mistake of ours is logged once
@@ -11,6 +12,7 @@ OneWriter         of several controllers on one store the one that leads takes w
 import asyncio
 import logging
 import re
+import time
 from collections.abc import Callable, Collection
 from typing import Final
 from urllib.parse import urlsplit
@@ -41,6 +43,24 @@ _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
 # An answer that comes before the body was read is lost on clients that write first and read after: so much is read
 # and thrown away for them.
 _DRAIN_BYTES: Final = 256 * 1024 * 1024
+
+
+class ServerTiming:
+    """Puts the milliseconds until an answer began into `Server-Timing`, which browsers' tools show."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = time.perf_counter()
+
+        async def send_with_time(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                spent_ms = (time.perf_counter() - begun) * 1000
+                MutableHeaders(scope=message).append("Server-Timing", f"app;dur={spent_ms:.1f}")
+            await send(message)
+
+        await self.app(scope, receive, send_with_time if scope["type"] == "http" else send)
 
 
 class SecurityHeaders:

@@ -94,16 +94,20 @@ def test_s1_only_this_machine_reaches_the_service_and_only_an_attempts_token_its
     assert "alarm" in kinds
 
 
+def _doors(process: psutil.Process) -> set[tuple[str, int]]:
+    """The addresses and ports where it listens; none if it has ended meanwhile."""
+    try:
+        connections = process.net_connections()
+    except psutil.NoSuchProcess:
+        return set()
+    return {(each.laddr.ip, each.laddr.port) for each in connections if each.status == psutil.CONN_LISTEN}
+
+
 def test_s2_rays_own_doors_want_its_token_and_we_do_not_stand_in_for_them(training: Installation) -> None:
     address = training.client.get("/cluster").json()["address"]
     processes = find_processes(training.head_id())
     dashboard = int(address.rpartition(":")[2])
-    listening = {
-        (connection.laddr.ip, connection.laddr.port)
-        for process in processes
-        for connection in process.net_connections()
-        if connection.status == psutil.CONN_LISTEN
-    }
+    listening = {door for process in processes for door in _doors(process)}
     job = {"entrypoint": "touch /tmp/planted", "submission_id": "planted"}
     answers = {}
     for host, port in listening:

@@ -69,6 +69,12 @@ class Service:
             body: bytes = answer.read()
             return body
 
+    def spent_ms(self, path: str) -> float:
+        """Return the milliseconds that the service says an answer took it."""
+        with urllib.request.urlopen(self.url + path, timeout=60) as answer:
+            answer.read()
+            return float(answer.headers["Server-Timing"].removeprefix("app;dur="))
+
     def post(self, path: str, document: Any) -> Any:
         request = urllib.request.Request(
             self.url + path, json.dumps(document).encode(), {"Content-Type": "application/json"}

@@ -1,0 +1,34 @@
+"""How long an answer took, as the answer says."""
+
+import asyncio
+
+import pytest
+from httpx import ASGITransport, AsyncClient, Client
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+
+from service.api.middleware import ServerTiming
+
+
+def _ms(header: str) -> float:
+    name, _, spent = header.partition(";dur=")
+    assert name == "app"
+    return float(spent)
+
+
+def test_every_answer_says_how_long_it_took(client: Client) -> None:
+    for path in ("/runs", "/nothing"):
+        assert 0 < _ms(client.get(path).headers["server-timing"]) < 10_000
+
+
+@pytest.mark.parametrize("pause_ms", [0, 60])
+def test_the_time_is_that_until_the_answer_began(pause_ms: int) -> None:
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.sleep(pause_ms / 1000)
+        await PlainTextResponse("late")(scope, receive, send)
+
+    async def asked() -> float:
+        async with AsyncClient(transport=ASGITransport(ServerTiming(slow)), base_url="http://ours") as client:
+            return _ms((await client.get("/")).headers["server-timing"])
+
+    assert (asyncio.run(asked()) >= 59) == (pause_ms > 0)
