@@ -94,7 +94,7 @@ screenshots: .venv/installed-dev ## Train the published table and take the pictu
 	$(TEST_ENVIRONMENT) $(BIN)/python -m tests.web.screenshots $(ARGS)
 
 bench-gpu: .venv/installed-dev ## Print measured numbers on this machine's GPUs.
-	$(BIN)/python -m pytest tests/benchmarks -s -m 'benchmark and (gpu or multi_gpu)' $(ARGS)
+	$(BIN)/python -m pytest $(wildcard tests/benchmarks/test_*gpu*.py) -s -m 'benchmark and (gpu or multi_gpu)' $(ARGS)
 
 .venv-trackers/installed: tests/benchmarks/trackers/requirements.txt
 	@echo 'downloading Trackio, MLflow and W&B into .venv-trackers: once, for some minutes, about 1 GB.' >&2
