@@ -202,17 +202,21 @@ class RunRepository:
                 remedy=f"use one of {', '.join(sorted(SORTABLE))}, with - before it for descending",
             )
         column, descending = SORTABLE[key], sort.startswith("-")
-        query = _loaded().add_columns(column).join(RunSummary, RunSummary.run_id == Run.id)
-        query = query.where(*search.conditions(q))
+        # Ids alone first: a database that sorts whole runs carries all their columns through the sort.
+        query = select(Run.id, column).join(RunSummary, RunSummary.run_id == Run.id).where(*search.conditions(q))
         if experiment is not None:
             query = query.where(Run.experiment_id == experiment.id)
         if cursor is not None:
             query = query.where(_follows(column, descending, _read_cursor(cursor, sort)))
         order = (column.desc(), Run.id.desc()) if descending else (column.asc(), Run.id.asc())
-        rows = self._session.execute(query.order_by(column.is_(None), *order).limit(limit + 1)).all()
+        # Where nothing can be missing, an index may give the order.
+        missing_last = [column.is_(None)] if getattr(column, "nullable", True) else []
+        rows = self._session.execute(query.order_by(*missing_last, *order).limit(limit + 1)).all()
         page = rows[:limit]
         more = len(rows) > limit
-        return RunPage([run for run, _ in page], _write_cursor(sort, page[-1][1], page[-1][0].id) if more else None)
+        runs = self.by_ids([run_id for run_id, _ in page])
+        next_cursor = _write_cursor(sort, page[-1][1], page[-1][0]) if more else None
+        return RunPage([runs[run_id] for run_id, _ in page], next_cursor)
 
     def changed_after(self, revision: int, *, limit: int = 200) -> Sequence[Run]:
         """List runs changed after a revision, in the order of their last change."""
