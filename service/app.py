@@ -139,7 +139,7 @@ def create_app(settings: Settings, launcher: Launcher | None = None) -> FastAPI:
 
 def store_id(settings: Settings) -> str:
     """Name this store to Ray: two services that share a cluster stop only their own jobs."""
-    return hashlib.sha256(settings.effective_database_url.encode()).hexdigest()[:16]
+    return hashlib.sha256(settings.database_address.encode()).hexdigest()[:16]
 
 
 def _ray_launcher(settings: Settings, local_ray: LocalRay | None) -> RayLauncher:

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -19,6 +19,21 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host.lower() == "localhost"
+
+
+def _read_secret(file: Path, field: str) -> str:
+    """Return what a secret's file holds, without the line's end.
+
+    Raises:
+        ValueError: there is nothing in it that this user may read.
+    """
+    try:
+        secret = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{field}={file} cannot be read: {error}; give a file that this user may read") from error
+    if not secret:
+        raise ValueError(f"{field}={file} is empty; write the secret into it")
+    return secret
 
 
 class Settings(BaseSettings):
@@ -36,6 +51,8 @@ class Settings(BaseSettings):
     """0 takes a free one."""
     database_url: str = ""
     """`sqlite:///path` or `postgresql://…`; empty is `muonscope.db` under `home`."""
+    database_password_file: Path | None = None
+    """The file that holds the password of the user whom `database_url`, of a PostgreSQL, names without one."""
     ray_address: str | None = None
     """URL of a Ray cluster's dashboard and Jobs API, `http://host:8265`; null starts a local Ray."""
     ray_token_file: Path | None = None
@@ -143,6 +160,18 @@ class Settings(BaseSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _password_has_its_place(self) -> Self:
+        if self.database_password_file is not None:
+            url = urlsplit(self.database_url)
+            if not url.scheme.startswith("postgresql") or not url.username or url.password is not None:
+                raise ValueError(
+                    "database_password_file needs a database_url of the form postgresql://user@host/name, without a "
+                    "password of its own"
+                )
+            _read_secret(self.database_password_file, "database_password_file")
+        return self
+
     @property
     def answered_hosts(self) -> frozenset[str]:
         """The names in the Host header that are ours, beside loopback's."""
@@ -161,8 +190,18 @@ class Settings(BaseSettings):
         return self.home if self.ray_address is None else self.workers_home
 
     @property
-    def effective_database_url(self) -> str:
+    def database_address(self) -> str:
+        """The database's URL as it was given: it stays when the password in its file is replaced."""
         return self.database_url or f"sqlite:///{self.home / 'muonscope.db'}"
+
+    @property
+    def effective_database_url(self) -> str:
+        """The URL to connect with, the password of its file in it."""
+        if self.database_password_file is None:
+            return self.database_address
+        password = _read_secret(self.database_password_file, "database_password_file")
+        before, _, after = self.database_address.partition("@")
+        return f"{before}:{quote(password, safe='')}@{after}"
 
     @property
     def effective_alert_key_file(self) -> Path:

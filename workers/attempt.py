@@ -210,16 +210,15 @@ class Attempt:
 
     def _settle(self, group: WorkerGroup, patience_s: float, give_up: threading.Event) -> Settled:
         """Ship what is left in rank 0's spool, on the node that holds it."""
-        directory = spool_directory(self._attempt_id)
         if self._is_here(group):
-            return settle(directory, patience_s, give_up)
+            return settle(spool_directory(self._attempt_id), patience_s, give_up)
         address = group.first_address
         assert address is not None
-        remote = ray.remote(settle).options(
+        remote = ray.remote(settle_there).options(
             num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(address.node_id, soft=False)
         )
         try:
-            settled: Settled = ray.get(remote.remote(directory, patience_s), timeout=patience_s + 60)
+            settled: Settled = ray.get(remote.remote(self._attempt_id, patience_s), timeout=patience_s + 60)
         except ray.exceptions.RayError as error:
             return Settled(declared=0, shipped=0, refused=f"the spool's node is gone: {error}")
         return settled
@@ -227,6 +226,11 @@ class Attempt:
     def _is_here(self, group: WorkerGroup) -> bool:
         address = group.first_address
         return address is None or address.node_id == ray.get_runtime_context().get_node_id()
+
+
+def settle_there(attempt_id: str, patience_s: float) -> Settled:
+    """Settle an attempt's spool on this node, wherever this node keeps it."""
+    return settle(spool_directory(attempt_id), patience_s)
 
 
 def group_phases(ranks: Sequence[RankState]) -> dict[Phase, float]:

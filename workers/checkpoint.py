@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from workers.checkpoint_files import MANIFEST, Manifest, choose, complete_folders, describe_file
 from workers.engine import Place, Training
-from workers.errors import CheckpointUnusable
+from workers.errors import CheckpointNotShared, CheckpointUnusable
 
 STATE_TAG: Final = "state"
 # A write that failed with less room than this failed for want of it.
@@ -48,10 +48,13 @@ def save(training: Training, root: Path, next_step: int, discarded_in_a_row: int
         discarded_in_a_row: how many steps before it were discarded: the loop counts on from there.
     Returns:
         The complete checkpoint's folder.
+    Raises:
+        CheckpointNotShared: not all ranks see the folder.
     """
     place = training.place
     partial, complete = root / f".step-{next_step:08d}.partial", root / f"step-{next_step:08d}"
     _on_first_rank(place, lambda: _make_empty(partial))
+    _require_shared(place, partial)
     with disk_full_is_said(root):
         training.engine.save_checkpoint(str(partial), tag=STATE_TAG, save_latest=False)
         torch.save(
@@ -101,6 +104,16 @@ def load_newest(training: Training, root: Path, resume_step: int, known: Mapping
 def _make_empty(partial: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
+
+
+def _require_shared(place: Place, partial: Path) -> None:
+    """Hold that every rank sees the folder that the first one has made. Collective."""
+    sees: list[bool | None] = [None] * place.world_size
+    if place.world_size > 1:
+        dist.all_gather_object(sees, partial.is_dir())
+    blind = [rank for rank, seen in enumerate(sees) if seen is False]
+    if blind:
+        raise CheckpointNotShared(str(partial.parent), blind)
 
 
 def _hash_share(partial: Path, place: Place) -> dict[str, dict[str, Any]]:

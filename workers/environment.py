@@ -5,6 +5,7 @@ Set in the process, not through Ray's runtime_env: that costs a round trip to an
 
 import ctypes
 import hashlib
+import ipaddress
 import os
 import stat
 import sys
@@ -53,6 +54,30 @@ def prepare_environment(environment: MutableMapping[str, str] = os.environ, *, h
     # Importing and arming the compiler costs seconds of start-up and speeds nothing up here.
     environment.setdefault("TORCHDYNAMO_DISABLE", "1")
     environment.setdefault("OMP_NUM_THREADS", "1")
+
+
+def use_card_of(address: str, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Have gloo and NCCL meet on the network card that has the node's address in Ray; what the user set stays.
+
+    Left alone, gloo takes the card that the host's name leads to, which on many machines is loopback, and NCCL any that
+    is no loopback: neither need be one that the other nodes reach.
+
+    Args:
+        address: the node's, by which the others know it.
+        environment: changed in place.
+    """
+    # Idle workers import this module, and need no more than its variables.
+    import psutil
+
+    cards = psutil.net_if_addrs().items()
+    # A link-local IPv6 address names its card after a %.
+    card = next((name for name, found in cards if address in {each.address.split("%")[0] for each in found}), None)
+    if card is None:
+        return
+    environment.setdefault("GLOO_SOCKET_IFNAME", card)
+    if not ipaddress.ip_address(address).is_loopback:
+        # NCCL takes what it is told for a beginning, unless it is said that it is the whole name.
+        environment.setdefault("NCCL_SOCKET_IFNAME", f"={card}")
 
 
 def keep_compiler_unloaded() -> None:

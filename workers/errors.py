@@ -11,7 +11,8 @@
     ├── WorkerDied              a rank's process is gone
     ├── WorkerStalled           no rank takes a new step; names the ones that are silent
     ├── SpoolFull               the node's disk has no room for the record
-    └── CheckpointUnusable      there is nothing whole to resume from
+    ├── CheckpointUnusable      there is nothing whole to resume from
+    └── CheckpointNotShared     ranks would write theirs to different disks
 
 They cross Ray actors, so each survives pickling with its fields.
 """
@@ -137,3 +138,17 @@ class CheckpointUnusable(WorkersError):
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"cannot resume from {path}: {reason}", path=path, reason=reason)
+
+
+class CheckpointNotShared(WorkersError):
+    """The folder of checkpoints is another one on some ranks' nodes: parts on several disks make no checkpoint."""
+
+    ranks: tuple[int, ...]
+
+    def __init__(self, path: str, ranks: Sequence[int]) -> None:
+        super().__init__(
+            f"what rank 0 writes to {path} is not seen by rank {', '.join(map(str, ranks))}: it has to be on a file "
+            "system that all nodes share; the service's MUONSCOPE_WORKERS_HOME names such a folder",
+            path=path,
+            ranks=tuple(ranks),
+        )

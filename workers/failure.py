@@ -13,6 +13,7 @@ from typing import Final
 from muonscope.contract.attempts import Failure
 from muonscope.contract.status import FailureKind
 from workers.errors import (
+    CheckpointNotShared,
     CheckpointUnusable,
     ConfigRefused,
     NoProgress,
@@ -40,6 +41,7 @@ _KIND_BY_CLASS: Final[dict[type[BaseException], FailureKind]] = {
     TaskUnusable: FailureKind.TASK_ERROR,
     SpoolFull: FailureKind.DISK_FULL,
     CheckpointUnusable: FailureKind.CHECKPOINT_UNUSABLE,
+    CheckpointNotShared: FailureKind.CHECKPOINT_UNUSABLE,
     WorkerDied: FailureKind.WORKER_DIED,
     WorkerStalled: FailureKind.WORKER_STALLED,
     MemoryError: FailureKind.OUT_OF_MEMORY,

@@ -21,7 +21,12 @@ from muonscope.contract.run_spec import RunSpec
 from muonscope.contract.status import FailureKind, MomentumUnit, Phase
 from workers import system_load
 from workers.background import Background
-from workers.environment import keep_compiler_unloaded, prepare_environment, remove_stale_extension_locks
+from workers.environment import (
+    keep_compiler_unloaded,
+    prepare_environment,
+    remove_stale_extension_locks,
+    use_card_of,
+)
 from workers.failure import VERDICT_BEARING, RankFailure, describe
 from workers.fork_client import Surroundings
 from workers.logs import redirect_output
@@ -202,6 +207,7 @@ class Rank:
             host, port, spec.world_size, is_master=rank == 0, master_listen_fd=listener
         )
         os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port))
+        use_card_of(self._surroundings.host)
         place = Place(rank, spec.world_size)
         join_process_group(store, place)
         training = build_training(spec, place)

@@ -6,7 +6,7 @@ Only Typer is imported here and in the verbs' modules; whatever weighs more is i
 import json
 import re
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
@@ -73,6 +73,20 @@ def main() -> None:
     except MuonscopeError as error:
         _print_error(error, as_json="--json" in sys.argv)
         sys.exit(exit_codes.FAILURE)
+    except ValueError as error:
+        # Pydantic's is one; importing it for every verb would cost more than this look.
+        if getattr(error, "title", None) not in ("Settings", "ClientSettings"):
+            raise
+        _print_error(_unusable_setting(error), as_json="--json" in sys.argv)
+        sys.exit(exit_codes.FAILURE)
+
+
+def _unusable_setting(error: Any) -> "MuonscopeError":
+    """Say which variable of the environment is at fault."""
+    from muonscope.errors import MuonscopeError
+
+    found = [f"{'_'.join(('MUONSCOPE', *map(str, each['loc']))).upper()}: {each['msg']}" for each in error.errors()]
+    return MuonscopeError("; ".join(found).replace("MUONSCOPE: ", ""), remedy="docs/guides/settings.md lists them all")
 
 
 def _print_error(error: "MuonscopeError", *, as_json: bool) -> None:

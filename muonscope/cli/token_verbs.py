@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -38,12 +39,21 @@ def create(
     expires: Annotated[
         str | None, typer.Option(help="When it ends: 90d, 12h, or a date such as 2027-01-31. [default: never]")
     ] = None,
+    from_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Take the token that this file holds; doing so again changes nothing."),
+    ] = None,
     database_url: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
     """Make a token and print it, this once: only its hash is kept."""
     from service.store.tokens import TokenRepository
 
+    if from_file is not None:
+        if expires is not None:
+            raise typer.BadParameter("a token of a file has no end; leave it out", param_hint="--expires")
+        _keep(name, scope, from_file, database_url, as_json)
+        return
     expires_at = None if expires is None else read_end(expires, datetime.now(UTC))
     with _store(database_url) as database, database.write() as session:
         row, text = TokenRepository(session).create(name, scope, who=_who(), expires_at=expires_at)
@@ -54,6 +64,25 @@ def create(
         return
     print(text)
     print("shown once: keep it, as MUONSCOPE_TOKEN or in the file `token` under MUONSCOPE_HOME", file=sys.stderr)
+
+
+def _keep(name: str, scope: TokenScope, file: Path, database_url: str | None, as_json: bool) -> None:
+    from muonscope.errors import MuonscopeError
+    from service.store.tokens import TokenRepository
+
+    try:
+        text = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise MuonscopeError(f"{file} cannot be read: {error}", remedy="give a file that this user may read") from error
+    with _store(database_url) as database, database.write() as session:
+        row, is_new = TokenRepository(session).keep(name, scope, who=_who(), text=text)
+        session.flush()
+        shown = _shown(row)
+    screen = Screen(as_json)
+    if as_json:
+        screen.json({**shown, "new": is_new})
+    else:
+        screen.line(f"{shown['name']} has the token of {file}" + ("" if is_new else ", as before"))
 
 
 @token_app.command("ls")

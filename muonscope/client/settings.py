@@ -9,7 +9,7 @@ import httpx
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from muonscope.errors import ServiceUnreachable
+from muonscope.errors import MuonscopeError, ServiceUnreachable
 
 DEFAULT_PORT: Final = 8800
 TOKEN_FILE: Final = "token"
@@ -27,7 +27,9 @@ class ClientSettings(BaseSettings):
     """Address of the service; by default the one that `home` names as the last that was ready there, else
     http://127.0.0.1:8800."""
     token: SecretStr | None = None
-    """Sent as a bearer token; needed beyond loopback. By default what the file `token` under `home` holds, if any."""
+    """Sent as a bearer token; needed beyond loopback. By default what `token_file` holds."""
+    token_file: Path | None = None
+    """The file of the token, as secrets are mounted; by default `token` under `home`, if it is there."""
     user: str = Field(default_factory=lambda: own_name())
     """Said with every request: whose runs they are where no token proves it."""
 
@@ -59,17 +61,33 @@ def own_name() -> str:
         return ""
 
 
-def _kept_token(home: Path) -> str | None:
-    """Return what the home's token file holds; None where there is none that this user may read."""
+def _kept_token(settings: ClientSettings) -> str | None:
+    """Return what the token's file holds; None where none was named and the home has none for this user.
+
+    Raises:
+        MuonscopeError: a file was named, and holds nothing that this user may read.
+    """
+    file = (settings.token_file or settings.home / TOKEN_FILE).expanduser()
     try:
-        return (home.expanduser() / TOKEN_FILE).read_text().strip() or None
-    except (OSError, UnicodeDecodeError):
-        return None
+        token = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        if settings.token_file is None:
+            return None
+        raise _unusable_file(file, str(error)) from error
+    if not token and settings.token_file is not None:
+        raise _unusable_file(file, "it is empty")
+    return token or None
+
+
+def _unusable_file(file: Path, reason: str) -> MuonscopeError:
+    return MuonscopeError(
+        f"MUONSCOPE_TOKEN_FILE={file} gives no token: {reason}", remedy="name a file that holds one, or unset it"
+    )
 
 
 def request_headers(settings: ClientSettings, token: str | None) -> dict[str, str]:
     """Return what every request carries."""
-    secret = token or (settings.token.get_secret_value() if settings.token else None) or _kept_token(settings.home)
+    secret = token or (settings.token.get_secret_value() if settings.token else None) or _kept_token(settings)
     # A header holds no more than ASCII; a name that has more is still told apart.
     user = settings.user.encode("ascii", "backslashreplace").decode()
     return {

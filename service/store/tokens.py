@@ -1,6 +1,7 @@
 """Users' tokens and the dashboard's sessions: made once, found by the hash of their secret, revoked for good."""
 
 import hashlib
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,10 @@ from service.store.types import read_clock, storable_text
 PREFIX: Final = "msc_"
 MAX_NAME_LENGTH: Final = 100
 SESSION_DAYS: Final = 7
+_TEXT_BYTES: Final = 32
+# As many characters as that many random bytes take: a shorter one could be guessed from its hash.
+TEXT: Final = re.compile(re.escape(PREFIX) + r"[A-Za-z0-9_-]{43,128}")
+_REMEDY: Final = f"write {PREFIX} and what `openssl rand -hex 32` prints into the file"
 _USED_EVERY: Final = timedelta(hours=1)
 
 
@@ -42,15 +47,27 @@ class TokenRepository:
         self._session = session
 
     def create(
-        self, name: str, scope: TokenScope, *, who: str, expires_at: datetime | None = None
+        self,
+        name: str,
+        scope: TokenScope,
+        *,
+        who: str,
+        expires_at: datetime | None = None,
+        text: str | None = None,
     ) -> tuple[ApiToken, str]:
         """Make a token.
 
+        Args:
+            name: who or what will use it.
+            scope: what it may be used for.
+            who: by whom it is made.
+            expires_at: when it ends; None is never.
+            text: what somebody else has drawn and keeps; None draws it here.
         Returns:
             Its row, and its text, which is kept nowhere.
         Raises:
-            InvalidInput: the name is empty, too long or unprintable, or the end is past.
-            Conflict: the name is or was another token's: entries that name it would speak of two.
+            InvalidInput: the name is empty, too long or unprintable, the end is past, or the text is no token's.
+            Conflict: the name or the text is or was another token's: entries that name it would speak of two.
         """
         name = name.strip()
         if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
@@ -69,7 +86,7 @@ class TokenRepository:
                 f"there is a token {name!r} already, or was one", field="name", value=name,
                 remedy="give another name; `muonscope token ls` lists them",
             )  # fmt: skip
-        text = PREFIX + secrets.token_urlsafe(32)
+        text = PREFIX + secrets.token_urlsafe(_TEXT_BYTES) if text is None else self._checked_text(text)
         row = ApiToken(
             name=name, scope=scope, secret_hash=hash_secret(text), created_at=now, created_by=who, expires_at=expires_at
         )
@@ -79,6 +96,26 @@ class TokenRepository:
             AuditAction.TOKEN_CREATED, who=who, subject=name, detail=f"scope {scope}{end}"
         )
         return row, text
+
+    def keep(self, name: str, scope: TokenScope, *, who: str, text: str) -> tuple[ApiToken, bool]:
+        """Make a token of this text unless it is there already, as whatever starts a service does each time.
+
+        Returns:
+            Its row, and whether it is new.
+        Raises:
+            InvalidInput: as `create`.
+            Conflict: the name or the text is another token's, or this one was made for another scope or is worthless
+                by now: one that somebody has revoked does not come back by a restart.
+        """
+        row = self._named(name.strip())
+        if row is None:
+            return self.create(name, scope, who=who, text=text)[0], True
+        if row.secret_hash != hash_secret(text) or row.scope is not scope or self.identify(text) is None:
+            raise Conflict(
+                f"there is a token {row.name!r} already, of another text or scope, or revoked or expired",
+                field="name", value=row.name, remedy="give another name; `muonscope token ls` lists them",
+            )  # fmt: skip
+        return row, False
 
     def revoke(self, name: str, *, who: str) -> ApiToken:
         """Make a token, and the sessions that were opened with it, worthless from now on; once revoked, it stays so.
@@ -150,6 +187,22 @@ class TokenRepository:
 
     def _named(self, name: str) -> ApiToken | None:
         return self._session.scalars(select(ApiToken).where(ApiToken.name == storable_text(name))).one_or_none()
+
+    def _checked_text(self, text: str) -> str:
+        if not TEXT.fullmatch(text):
+            # What it is instead may be a secret of another kind: it is not repeated.
+            raise InvalidInput(
+                f"a token is {PREFIX} and at least 43 letters, digits, - or _, as 32 random bytes give", field="text",
+                value="<hidden>", remedy=_REMEDY,
+            )  # fmt: skip
+        query = select(ApiToken.name).where(ApiToken.secret_hash == hash_secret(text))
+        owner = self._session.scalars(query).one_or_none()
+        if owner is not None:
+            raise Conflict(
+                f"this token is {owner!r} already", field="text", value="<hidden>",
+                remedy=_REMEDY,
+            )  # fmt: skip
+        return text
 
     @staticmethod
     def _usable(now: datetime) -> tuple[ColumnElement[bool], ...]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.gang import Gang
-from tests.integration.workers.training_cases import load_error, resume
+from tests.integration.workers.training_cases import load_error, resume, save_on_disks_of_their_own
 
 SPEC = {
     "optimizer": {"lr": 0.05},
@@ -56,6 +56,16 @@ def test_resuming_without_a_checkpoint_says_so(ranks: Gang, tmp_path: Path) -> N
     assert error is not None
     assert error[0] == "CheckpointUnusable"
     assert "no complete checkpoint" in error[1]
+
+
+def test_a_folder_that_nodes_do_not_share_is_refused_on_every_rank_before_anything_counts(
+    ranks: Gang, tmp_path: Path
+) -> None:
+    errors = ranks.run(save_on_disks_of_their_own, spec=SPEC, root=str(tmp_path))
+
+    assert [name for name, _ in errors] == ["CheckpointNotShared"] * 2
+    assert all("rank 1" in text and "MUONSCOPE_WORKERS_HOME" in text for _, text in errors)
+    assert not list(tmp_path.glob("disk-*/step-*"))
 
 
 def test_discarded_steps_in_a_row_are_counted_across_a_resume(ranks: Gang, tmp_path: Path) -> None:

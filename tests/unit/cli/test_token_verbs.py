@@ -68,6 +68,67 @@ def test_commands_send_the_token_of_the_environment_else_of_the_homes_file(
     assert request_headers(ClientSettings(), "msc_given")["Authorization"] == "Bearer msc_given"
 
 
+def test_the_token_of_a_named_file_is_sent_and_a_file_that_gives_none_is_an_error(
+    home: Path, monkeypatch: pytest.MonkeyPatch, command: RunCommand
+) -> None:
+    (home / "token").write_text("msc_kept")
+    named = home / "mounted"
+    monkeypatch.setenv("MUONSCOPE_TOKEN_FILE", str(named))
+    missing = command("ls")
+    named.write_text("\n")
+    empty = command("ls")
+    named.write_text("msc_mounted\n")
+
+    assert (missing.code, str(named) in missing.err) == (1, True)
+    assert (empty.code, "it is empty" in empty.err) == (1, True)
+    assert request_headers(ClientSettings(), None)["Authorization"] == "Bearer msc_mounted"
+
+
+def test_a_token_of_a_file_is_made_once_and_opens_what_its_scope_says(command: RunCommand, home: Path) -> None:
+    file = home / "secret"
+    file.write_text(f"msc_{'7a' * 32}\n")
+    create = ("token", "create", "--name", "admin", "--from-file", str(file), "--scope")
+    first = command(*create, "admin")
+    again = command(*create, "admin")
+    other_scope = command(*create, "read")
+    other_name = command("token", "create", "--name", "bob", "--scope", "admin", "--from-file", str(file))
+    command("token", "revoke", "admin")
+    revoked = command(*create, "admin")
+
+    assert (first.code, again.code, "as before" in again.out) == (0, 0, True)
+    assert [row["name"] for row in json.loads(command("token", "ls", "--json").out)] == ["admin"]
+    assert (other_scope.code, other_name.code, revoked.code) == (1, 1, 1)
+    assert "7a7a" not in "".join(each.out + each.err for each in (first, again, other_scope, other_name, revoked))
+
+
+@pytest.mark.parametrize("text", ["", "secret", "msc_short", "7a" * 32, f"msc_{'7a' * 32} x"])
+def test_a_file_that_holds_no_token_is_refused_without_repeating_it(command: RunCommand, home: Path, text: str) -> None:
+    file = home / "secret"
+    file.write_text(text)
+    refused = command("token", "create", "--name", "admin", "--scope", "admin", "--from-file", str(file))
+
+    assert (refused.code, "openssl rand -hex 32" in refused.err) == (1, True)
+    assert len(text) < 10 or text not in refused.err
+
+
+def test_a_token_of_a_file_cannot_be_given_an_end(command: RunCommand, home: Path) -> None:
+    create = ("token", "create", "--name", "admin", "--scope", "admin", "--from-file", str(home / "secret"))
+
+    assert command(*create, "--expires", "90d").code == 2
+
+
+@pytest.mark.parametrize("verb", [("db", "upgrade"), ("token", "ls"), ("doctor",)])
+def test_a_setting_that_no_verb_can_use_is_named(
+    command: RunCommand, monkeypatch: pytest.MonkeyPatch, verb: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("MUONSCOPE_PORT", "eighty")
+    result = command(*verb)
+
+    assert result.code == 1
+    assert "MUONSCOPE_PORT" in result.err
+    assert "Traceback" not in result.err
+
+
 @pytest.mark.parametrize("options", [("--host", "0.0.0.0"), ("--require-token",)])
 def test_up_beyond_loopback_without_a_token_says_how_to_make_one(command: RunCommand, options: tuple[str, ...]) -> None:
     result = command("up", "--port", "0", *options)

@@ -47,3 +47,33 @@ def test_a_taken_port_is_told_before_anything_starts() -> None:
         taken.listen()
         with pytest.raises(AddressInUse, match="cannot listen on"):
             bind("127.0.0.1", taken.getsockname()[1])
+
+
+def test_the_databases_password_comes_from_its_file_and_is_no_part_of_its_address(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("p@ss/word:1\n")
+    settings = Settings(database_url="postgresql://muon@db:5432/muonscope", database_password_file=file)
+
+    assert settings.effective_database_url == "postgresql://muon:p%40ss%2Fword%3A1@db:5432/muonscope"
+    assert settings.database_address == "postgresql://muon@db:5432/muonscope"
+    file.write_text("replaced")
+    assert settings.effective_database_url == "postgresql://muon:replaced@db:5432/muonscope"
+
+
+@pytest.mark.parametrize("url", ["", "sqlite:///a.db", "postgresql://db/muonscope", "postgresql://muon:pass@db/name"])
+def test_a_password_file_without_a_place_for_the_password_is_refused(tmp_path: Path, url: str) -> None:
+    file = tmp_path / "password"
+    file.write_text("secret")
+
+    with pytest.raises(ValidationError, match="postgresql://user@host/name"):
+        Settings(database_url=url, database_password_file=file)
+
+
+@pytest.mark.parametrize(("text", "reason"), [(None, "cannot be read"), ("\n", "is empty")])
+def test_a_password_file_that_gives_none_is_refused(tmp_path: Path, text: str | None, reason: str) -> None:
+    file = tmp_path / "password"
+    if text is not None:
+        file.write_text(text)
+
+    with pytest.raises(ValidationError, match=reason):
+        Settings(database_url="postgresql://muon@db/muonscope", database_password_file=file)

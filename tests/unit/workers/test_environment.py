@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ from workers.environment import (
     prepare_environment,
     recorded_environment,
     remove_stale_extension_locks,
+    use_card_of,
     user_folder,
 )
 from workers.fork_client import server_socket
@@ -40,6 +42,25 @@ def test_with_a_gpu_the_compiler_and_the_accelerator_are_left_alone() -> None:
 
     assert "TORCHDYNAMO_DISABLE" not in environment
     assert "DS_ACCELERATOR" not in environment
+
+
+def test_ranks_meet_on_the_card_that_has_the_nodes_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = {"lo": ["127.0.0.1", "::1"], "eth0": ["192.0.2.7"], "ib0": ["10.1.0.3", "fe80::1%ib0"]}
+    found = {name: [SimpleNamespace(address=one) for one in addresses] for name, addresses in card.items()}
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: found)
+
+    def chosen(address: str, **given: str) -> dict[str, str]:
+        use_card_of(address, given)
+        return given
+
+    assert chosen("192.0.2.7") == {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "=eth0"}
+    assert chosen("fe80::1") == {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "=ib0"}
+    # On one machine NCCL needs no card, and finds the quickest way itself.
+    assert chosen("127.0.0.1") == {"GLOO_SOCKET_IFNAME": "lo"}
+    assert chosen("192.0.2.7", GLOO_SOCKET_IFNAME="ib0", NCCL_SOCKET_IFNAME="ib") == {
+        "GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "ib",
+    }  # fmt: skip
+    assert chosen("203.0.113.9") == {}
 
 
 def test_what_the_user_set_stays() -> None:

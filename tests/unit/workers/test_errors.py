@@ -6,6 +6,7 @@ import pytest
 
 from workers.errors import (
     AttemptSuperseded,
+    CheckpointNotShared,
     CheckpointUnusable,
     ConfigRefused,
     ControllerAway,
@@ -31,6 +32,7 @@ EXAMPLES = [
     WorkerStalled([1, 2], 7, 61.0, 60.0),
     SpoolFull("/tmp/spool", "No space left on device"),
     CheckpointUnusable("/ckpt", "half of it"),
+    CheckpointNotShared("/ckpt", [1, 3]),
 ]
 
 
