@@ -7,6 +7,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parent
 DOCUMENT = TESTS.parent / "docs" / "cases.md"
 NUMBERS = (
+    *("A08", "A09", "A11", "A16"),
     *("B01", "B02", "B04", "B05", "B07", "B10", "B12"),
     *("C01", "C03", "C05", "C08", "C09", "C14", "C16"),
     *("D01", "D03", "D05", "D07", "D09", "D13", "D14", "D17"),
@@ -15,7 +16,7 @@ NUMBERS = (
 
 
 def test_every_case_has_a_promise_and_a_test() -> None:
-    rows = dict(re.findall(r"^\| ([B-E]\d\d) \|(.*)\|$", DOCUMENT.read_text(), re.MULTILINE))
+    rows = dict(re.findall(r"^\| ([A-E]\d\d) \|(.*)\|$", DOCUMENT.read_text(), re.MULTILINE))
 
     assert tuple(rows) == NUMBERS
     assert {number for number, row in rows.items() if not re.search(r"`test_\w+`", row)} == set()
@@ -31,4 +32,4 @@ def test_every_test_that_is_named_exists_and_every_test_of_a_case_is_named() -> 
     }
 
     assert named - there == set()
-    assert {name for name in there if re.match(r"test_[b-e]\d\d_", name)} - named == set()
+    assert {name for name in there if re.match(r"test_[a-e]\d\d_", name)} - named == set()

@@ -47,3 +47,10 @@ def hungry(context: TaskContext) -> _Line:
 def stubborn(context: TaskContext) -> _Line:
     """Leave rank 0 alone in a collective: rank 1 never comes, and hears no signal but SIGKILL."""
     return _Stubborn(context)
+
+
+def frozen(context: TaskContext) -> _Line:
+    """Have nothing to train."""
+    line = _Line(context)
+    line.model.requires_grad_(False)
+    return line

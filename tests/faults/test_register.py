@@ -7,7 +7,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[1]
 DOCUMENT = TESTS.parent / "docs" / "reliability.md"
 SECURITY = DOCUMENT.with_name("security.md")
-NUMBERS = [f"F{number}" for number in range(1, 19)] + [f"S{number}" for number in range(1, 13)]
+NUMBERS = [f"F{number}" for number in range(1, 20)] + [f"S{number}" for number in range(1, 13)]
 
 
 def names_in(path: Path) -> set[str]:

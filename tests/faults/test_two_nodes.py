@@ -1,4 +1,4 @@
-"""Two Ray nodes and the service on machines of their own: what a run does over a network, and when a node is lost.
+"""F19. Two Ray nodes and the service on machines of their own: what a run does over a network, and when a node is lost.
 
 The machines are namespaces of this one (`tests.machines`): each has its address on one switch, its processes, and its
 own `/tmp` and shared memory; the workers' home is a folder that all of them share. One rank fits on a node.
@@ -167,7 +167,7 @@ def site() -> Iterator[Site]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_a_run_on_two_nodes_outlives_the_loss_of_one_and_its_record_has_no_gap(site: Site) -> None:
+def test_f19_a_run_on_two_nodes_outlives_the_loss_of_one_and_its_record_has_no_gap(site: Site) -> None:
     steps = 3000
     run_id = site.submit(steps=steps, task={"name": "simple_model", "fixed_batch": False},
                          checkpoint={"every_steps": 100, "keep": 2})  # fmt: skip

@@ -1,6 +1,7 @@
 """Training loops of somebody's own, with or without `muonscope.record` around them, as each rank runs them."""
 
 import io
+import logging
 import os
 import signal
 import sys
@@ -104,6 +105,23 @@ def trainer(*, url: str) -> str | None:
     finally:
         del sys.modules["transformers"]
     return callback.run_id
+
+
+def unholdable(*, record: dict[str, Any]) -> tuple[str | None, list[str]]:
+    """Record an engine whose weight decay no spec can hold; returns the run's id and what the recorder warned of."""
+    engine = build_engine("adam", 1)
+    engine.optimizer.param_groups[0]["weight_decay"] = -0.5
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda entry: said.append(entry.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("workers.recorder")
+    logger.addHandler(handler)
+    try:
+        with muonscope.record(engine, name="mine", **record) as recorded:
+            take_steps(engine)
+    finally:
+        logger.removeHandler(handler)
+    return recorded.run_id, said
 
 
 def refused(*, record: dict[str, Any]) -> tuple[str, str, str | None]:

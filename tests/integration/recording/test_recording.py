@@ -68,6 +68,23 @@ def test_a_recorded_loop_ends_with_the_bits_of_the_loop_alone(
     assert len(service.get(f"/runs/{run['id']}/parameters").json()["parameters"]) == 4
 
 
+def test_a_setting_that_no_spec_can_hold_is_warned_of_and_the_loop_is_recorded_all_the_same(
+    gang: Gangs, service: httpx.Client
+) -> None:
+    ((run_id, warned),) = gang(1).run(loops.unholdable, record=_to(service))
+    # The counter-test: settings that a spec holds are recorded without a word.
+    plain = gang(1).run(loops.loop, optimizer="adam", stage=1, record=_to(service))[0]["run_id"]
+
+    (warning,) = warned
+    assert "cannot hold optimizer" in warning
+    assert "'weight_decay': -0.5" in warning
+    assert "shows its default" in warning
+    run, other = ended(service, run_id), ended(service, plain)
+    assert run["summary"]["steps"] == loops.STEPS
+    assert run["spec"]["optimizer"]["lr"] == 0.02
+    assert other["spec"]["optimizer"]["lr"] == 1e-3
+
+
 def test_two_recordings_compare(gang: Gangs, service: httpx.Client) -> None:
     ids = [
         gang(1).run(loops.loop, optimizer=optimizer, stage=1, record=_to(service))[0]["run_id"]

@@ -224,6 +224,22 @@ def test_what_deepspeed_will_not_run_is_refused_with_the_reason(ranks: Gang, spe
     assert reason in error[1]
 
 
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("implementation", ["muon_core", "deepspeed"])
+def test_a09_a_model_of_which_nothing_trains_is_refused_on_every_rank(
+    ranks: Gang, implementation: str, stage: int
+) -> None:
+    task = {"name": "tests.faults.tasks:frozen"}
+    ordering = {"muon_core": "ordered", "deepspeed": "deferred"}[implementation]
+    spec = {"task": task, "implementation": implementation, "step_ordering": ordering, "zero_stage": stage}
+
+    errors = ranks.run(build_error, spec=spec)
+
+    assert (
+        errors == [("ConfigRefused", "the task's model has no trainable parameter; there is nothing to optimize")] * 2
+    )
+
+
 def test_a_raw_config_is_merged_key_by_key(ranks: Gang) -> None:
     spec = {"zero_stage": 2, "ds_config": {"zero_optimization": {"overlap_comm": False}, "wall_clock_breakdown": False}}
     config = ranks.run(resolved_config, spec=spec)[0]

@@ -1,0 +1,155 @@
+"""`muonscope run` as a shell sees it, against a service and alone: 0 trains, 3 another verdict, 1 failure, 130 stopped.
+
+Everything is real: the command is a process of its own, Ray and training included.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.installation import ENDED, REPOSITORY, STEADY, Installation
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(400)]
+
+FROZEN = "tests.faults.tasks:frozen"
+SHORT: dict[str, Any] = {"name": "short", "world_size": 2, "steps": 6, **STEADY}
+# From the greatest scale with nothing but overflow, the scale is at its end after 17 steps.
+DYING: dict[str, Any] = {"name": "dying", "world_size": 1, "steps": 30, "step_ordering": "master",
+                         "optimizer": {"lr": 0.05}}  # fmt: skip
+NOTHING_TO_TRAIN: dict[str, Any] = {"name": "frozen", "world_size": 1, "steps": 6, "task": {"name": FROZEN}}
+LONG: dict[str, Any] = {**SHORT, "name": "long", "steps": 1_000_000}
+
+
+@pytest.fixture(scope="module")
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    with Installation(tmp_path_factory.mktemp("home"), settings={"allow_tasks": FROZEN}) as one:
+        yield one
+
+
+class Shell:
+    """Where somebody types: a folder with their spec."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        self.folder = folder
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("MUONSCOPE_", "RAY_"))}
+        self.environment = {**kept, "PYTHONPATH": str(REPOSITORY), **environment}
+
+    def start(self, *words: str, spec: dict[str, Any] | None = None) -> "subprocess.Popen[str]":
+        if spec is not None:
+            (self.folder / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
+        return subprocess.Popen(
+            [sys.executable, "-m", "muonscope.cli.main", *words], cwd=self.folder, env=self.environment,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    def run(self, *words: str, spec: dict[str, Any] | None = None) -> tuple[int, str]:
+        """Type a command; returns its exit code and what it printed."""
+        process = self.start(*words, spec=spec)
+        printed, _ = process.communicate(timeout=150)
+        return process.returncode, printed
+
+    def interrupt_once_it_trains(self, *words: str) -> tuple[int, str]:
+        process = self.start(*words, spec=LONG)
+        assert process.stdout is not None
+        printed = ""
+        for line in process.stdout:
+            printed += line
+            if "running, step" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=60)
+        return process.returncode, printed + rest
+
+
+@pytest.fixture
+def shell(installation: Installation, tmp_path: Path) -> Shell:
+    return Shell(tmp_path, {"MUONSCOPE_URL": installation.url})
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Shell:
+    """A shell that knows of no service."""
+    return Shell(tmp_path, {"MUONSCOPE_HOME": str(tmp_path / "nobody"), "MUONSCOPE_ALLOW_TASKS": FROZEN})
+
+
+def the_run(installation: Installation, name: str) -> dict[str, Any]:
+    (run,) = installation.client.get("/runs", params={"q": f"name:{name}"}).json()["runs"]
+    return installation.run(run["id"])
+
+
+def test_a_run_that_trains_ends_the_command_with_0(installation: Installation, shell: Shell) -> None:
+    code, printed = shell.run("run", "spec.json", spec=SHORT)
+
+    assert (code, the_run(installation, "short")["verdict"]["name"]) == (0, "trains"), printed
+    assert "trains" in printed
+
+
+def test_another_verdict_ends_it_with_3(installation: Installation, shell: Shell) -> None:
+    code, printed = shell.run("run", "spec.json", spec=DYING)
+
+    assert (code, the_run(installation, "dying")["verdict"]["name"]) == (3, "dies"), printed
+    assert "dies" in printed
+
+
+def test_a09_a_frozen_model_ends_the_command_with_1_and_the_reason_and_is_tried_once(
+    installation: Installation, shell: Shell
+) -> None:
+    code, printed = shell.run("run", "spec.json", spec=NOTHING_TO_TRAIN)
+
+    run = the_run(installation, "frozen")
+    assert code == 1, printed
+    assert (run["status"], run["failure"]["kind"], len(run["attempts"])) == ("failed", "config_refused", 1)
+    assert "no trainable parameter" in run["failure"]["message"]
+    assert "config_refused" in printed
+    shown = shell.run("show", run["id"])
+    assert "no trainable parameter" in shown[1]
+
+
+def test_ctrl_c_stops_the_run_and_ends_it_with_130(installation: Installation, shell: Shell) -> None:
+    code, printed = shell.interrupt_once_it_trains("run", "spec.json")
+
+    run = the_run(installation, "long")
+    run = installation.wait_for(run["id"], *ENDED)
+    assert (code, run["status"]) == (130, "stopped"), printed
+
+
+def test_alone_it_trains_into_a_file_that_a_service_takes_in_later_and_once(
+    installation: Installation, alone: Shell, tmp_path: Path
+) -> None:
+    spec = {**SHORT, "name": "alone"}
+    code, printed = alone.run("run", "--standalone", "spec.json", "--record", "record.db", spec=spec)
+    assert code == 0, printed
+    assert "trains" in printed
+    other, died = alone.run(
+        "run", "--standalone", "spec.json", "--record", "record.db", spec={**DYING, "name": "alone2"}
+    )
+    assert other == 3, died
+
+    here = Shell(tmp_path, {"MUONSCOPE_URL": installation.url})
+    first, said = here.run("import", "record.db")
+    again, _ = here.run("import", "record.db")
+
+    assert (first, again) == (0, 0), said
+    run = the_run(installation, "alone")
+    assert (run["status"], run["verdict"]["name"]) == ("succeeded", "trains")
+    assert installation.steps(run["id"]) == list(range(6))
+    assert the_run(installation, "alone2")["verdict"]["name"] == "dies"
+    # The service that it was, its Ray and its folder are gone.
+    assert not (tmp_path / "nobody").exists()
+
+
+def test_alone_a_failure_is_1_and_ctrl_c_is_130(alone: Shell, tmp_path: Path) -> None:
+    failed, why = alone.run("run", "--standalone", "spec.json", spec=NOTHING_TO_TRAIN)
+    stopped, printed = alone.interrupt_once_it_trains("run", "--standalone", "spec.json")
+
+    assert failed == 1, why
+    assert "config_refused" in why
+    assert stopped == 130, printed
+    assert (tmp_path / "muonscope-record.db").exists()
