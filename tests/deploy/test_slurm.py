@@ -37,7 +37,7 @@ def text() -> str:
 
 def commands(name: str) -> list[list[str]]:
     """The script's uses of a command, without what the shell puts in."""
-    lines = re.findall(rf"(?:^|\s)({name} [^\n&|]*)", re.sub(r"^#.*$", "", text(), flags=re.MULTILINE), re.MULTILINE)
+    lines = re.findall(rf"(?:^|[\s(])({name} [^\n&|]*)", re.sub(r"^#.*$", "", text(), flags=re.MULTILINE), re.MULTILINE)
     return [[word for word in line.split() if not word.startswith('"$')] for line in lines]
 
 
@@ -50,7 +50,8 @@ def test_the_script_is_bash_that_stops_at_the_first_error() -> None:
 def test_every_command_exists_and_has_the_options_that_it_is_given() -> None:
     assert len(commands("muonscope")) == 4
     assert len(commands("ray start")) == 2
-    for command in (*commands("muonscope"), *commands("ray start")):
+    assert len(commands("ray list")) == 1
+    for command in (*commands("muonscope"), *commands("ray start"), *commands("ray list")):
         assert unknown_words(command) == set(), command
 
 

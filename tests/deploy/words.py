@@ -36,6 +36,10 @@ def _verb(command: list[str]) -> tuple[Command | None, list[str]]:
         from ray.scripts.scripts import start
 
         return start, command[2:]
+    if command[:2] == ["ray", "list"]:
+        from ray.util.state.state_cli import ray_list
+
+        return ray_list, command[2:]
     if command[0] != "muonscope":
         return None, command
     found: Command = typer.main.get_command(app)
