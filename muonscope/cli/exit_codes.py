@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from muonscope.client import Run
+    from muonscope.client import Run, RunFailure
 
 TRAINS: Final = 0
 FAILURE: Final = 1
@@ -18,16 +18,22 @@ def exit_code(run: "Run") -> int:
     A death that is itself the verdict is another verdict; a worker or a machine that failed is a failure,
     whatever the record showed until then.
     """
-    from muonscope.contract.status import FailureKind, RunStatus, Verdict
+    from muonscope.contract.status import RunStatus, Verdict
 
     if run.status is RunStatus.STOPPED:
         return STOPPED
-    deaths = (FailureKind.LOSS_SCALE_EXHAUSTED, FailureKind.NO_PROGRESS)
-    if run.status is RunStatus.FAILED and (run.failure is None or run.failure.kind not in deaths):
+    if run.status is RunStatus.FAILED and (run.failure is None or not is_verdict(run.failure)):
         return FAILURE
     if run.verdict is None:
         return FAILURE
     return TRAINS if run.verdict.name is Verdict.TRAINS else OTHER_VERDICT
+
+
+def is_verdict(failure: "RunFailure") -> bool:
+    """Whether a run died of its numbers, which its verdict says, and not of what it ran on."""
+    from muonscope.contract.status import FailureKind
+
+    return failure.kind in (FailureKind.LOSS_SCALE_EXHAUSTED, FailureKind.NO_PROGRESS)
 
 
 def worst(codes: Iterable[int]) -> int:

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
+from muonscope.cli import exit_codes
 from muonscope.cli.screen import NOT_MEASURED, number
 
 if TYPE_CHECKING:
@@ -79,6 +80,9 @@ def outcome_line(run: "Run") -> str:
         parts.append(verdict(run))
     parts.append(f"{number(summary.applied)} applied, {number(summary.discarded)} discarded steps")
     parts.append(f"{moved(run)} parameters moved")
+    if run.failure is not None and not exit_codes.is_verdict(run.failure):
+        # Tracebacks and the like come after the first line; `muonscope show` has them.
+        parts.append(_failure(run).partition("\n")[0])
     return "; ".join(parts)
 
 

@@ -80,8 +80,9 @@ def alone(tmp_path: Path) -> Shell:
 
 
 def the_run(installation: Installation, name: str) -> dict[str, Any]:
-    (run,) = installation.client.get("/runs", params={"q": f"name:{name}"}).json()["runs"]
-    return installation.run(run["id"])
+    listed = installation.client.get("/runs", params={"limit": 1000}).json()["runs"]
+    (run_id,) = (run["id"] for run in listed if run["name"] == name)
+    return installation.run(run_id)
 
 
 def test_a_run_that_trains_ends_the_command_with_0(installation: Installation, shell: Shell) -> None:
@@ -108,6 +109,7 @@ def test_a09_a_frozen_model_ends_the_command_with_1_and_the_reason_and_is_tried_
     assert (run["status"], run["failure"]["kind"], len(run["attempts"])) == ("failed", "config_refused", 1)
     assert "no trainable parameter" in run["failure"]["message"]
     assert "config_refused" in printed
+    assert "no trainable parameter" in printed
     shown = shell.run("show", run["id"])
     assert "no trainable parameter" in shown[1]
 
@@ -151,5 +153,6 @@ def test_alone_a_failure_is_1_and_ctrl_c_is_130(alone: Shell, tmp_path: Path) ->
 
     assert failed == 1, why
     assert "config_refused" in why
+    assert "no trainable parameter" in why
     assert stopped == 130, printed
     assert (tmp_path / "muonscope-record.db").exists()

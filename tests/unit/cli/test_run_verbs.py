@@ -110,6 +110,15 @@ def test_a_death_says_the_step_and_that_nothing_moved(command: RunCommand, servi
     )
 
 
+def test_a_failure_says_its_reason_in_a_line(command: RunCommand, service: FakeService) -> None:
+    failure = {"kind": "config_refused", "rank": 0, "message": "nothing to optimize\nTraceback: long"}
+    service.answers["GET", "/runs/r1"] = run_json(status="failed", failure=failure)
+
+    (line,) = command("watch", "r1").out.splitlines()
+
+    assert line.endswith("; config_refused (rank 0): nothing to optimize")
+
+
 def test_progress_goes_to_standard_error_and_json_alone_to_standard_output(
     command: RunCommand, service: FakeService
 ) -> None:
