@@ -34,7 +34,7 @@ from muonscope.client.models import (
     Series,
     Step,
 )
-from muonscope.client.settings import ClientSettings, checked_url, request_headers
+from muonscope.client.settings import ClientSettings, checked_url, request_headers, trust_for
 from muonscope.client.streams import DEFAULT_PATIENCE_S, POLL_S, EventDecoder, Patience
 from muonscope.errors import ServiceFailed, ServiceUnreachable
 
@@ -76,7 +76,11 @@ class AsyncClient:
         self.url = checked_url(url or settings.url)
         self._retries = retries
         self._http = httpx.AsyncClient(
-            base_url=self.url, headers=request_headers(settings, token), timeout=TIMEOUT, transport=transport
+            base_url=self.url,
+            headers=request_headers(settings, token),
+            verify=trust_for(self.url),
+            timeout=TIMEOUT,
+            transport=transport,
         )
         self.runs = AsyncRuns(self)
         self.experiments = AsyncExperiments(self)

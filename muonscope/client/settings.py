@@ -2,6 +2,7 @@
 
 import getpass
 import json
+import ssl
 from pathlib import Path
 from typing import Final
 
@@ -51,6 +52,11 @@ def checked_url(url: str) -> str:
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ServiceUnreachable(url, "not an address: it has to begin with http:// or https://")
     return url.rstrip("/")
+
+
+def trust_for(url: str) -> ssl.SSLContext | bool:
+    """Return what a connection to the address trusts: over plain HTTP no authority, and so none has to be read."""
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if url.startswith("http://") else True
 
 
 def own_name() -> str:

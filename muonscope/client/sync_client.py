@@ -33,7 +33,7 @@ from muonscope.client.models import (
     Series,
     Step,
 )
-from muonscope.client.settings import ClientSettings, checked_url, request_headers
+from muonscope.client.settings import ClientSettings, checked_url, request_headers, trust_for
 from muonscope.client.streams import DEFAULT_PATIENCE_S, POLL_S, EventDecoder, Patience
 from muonscope.errors import ServiceFailed, ServiceUnreachable
 
@@ -75,7 +75,11 @@ class Client:
         self.url = checked_url(url or settings.url)
         self._retries = retries
         self._http = httpx.Client(
-            base_url=self.url, headers=request_headers(settings, token), timeout=TIMEOUT, transport=transport
+            base_url=self.url,
+            headers=request_headers(settings, token),
+            verify=trust_for(self.url),
+            timeout=TIMEOUT,
+            transport=transport,
         )
         self.runs = Runs(self)
         self.experiments = Experiments(self)

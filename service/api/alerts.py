@@ -3,12 +3,13 @@
 from datetime import datetime
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Body, Path, Query, Response
+from fastapi import Body, Path, Query, Response
 
 from muonscope.contract.alerts import AlertRule, Condition
 from muonscope.contract.status import DeliveryStatus
 from service.alert_messages import message
 from service.api.dependencies import CallerDependency, ControllerDependency, DatabaseDependency, SettingsDependency
+from service.api.responses import Router
 from service.api.schemas import PROBLEMS, Out
 from service.errors import Unavailable
 from service.settings import Settings
@@ -18,7 +19,7 @@ from service.store.runs import new_uid
 from service.store.types import read_clock
 from service.webhooks import SigningKey, check_url, shown_url
 
-router = APIRouter(prefix="/alerts", tags=["alerts"], responses=PROBLEMS)
+router = Router(prefix="/alerts", tags=["alerts"], responses=PROBLEMS)
 
 AlertId = Annotated[str, Path(max_length=64, description="The alert's id.")]
 _EXAMPLE: Final[dict[str, Any]] = {

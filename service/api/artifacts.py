@@ -4,16 +4,17 @@ from datetime import datetime
 from typing import Annotated
 from urllib.parse import quote
 
-from fastapi import APIRouter, Path
+from fastapi import Path
 from fastapi.responses import Response, StreamingResponse
 
 from service.api.dependencies import DatabaseDependency, SettingsDependency
+from service.api.responses import Router
 from service.api.schemas import PROBLEMS, Out
 from service.artifacts import Artifact, list_artifacts
 from service.errors import NotFound
 from service.store.runs import RunRepository
 
-router = APIRouter(prefix="/runs/{run_id}/artifacts", tags=["runs"], responses=PROBLEMS)
+router = Router(prefix="/runs/{run_id}/artifacts", tags=["runs"], responses=PROBLEMS)
 
 RunId = Annotated[str, Path(max_length=64, description="The run's id.")]
 Name = Annotated[str, Path(max_length=200, description="As the list says it.", examples=["spec.json"])]

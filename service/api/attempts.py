@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, Path, Request, Response
+from fastapi import Depends, Path, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from muonscope.contract.attempts import (
@@ -30,6 +30,7 @@ from muonscope.contract.status import AttemptStatus, Phase, RunStatus
 from muonscope.contract.telemetry import StepBatch, TelemetryError, decode_batch
 from service.api.access import bearer
 from service.api.dependencies import Controller, ControllerDependency, DatabaseDependency, SettingsDependency
+from service.api.responses import Router
 from service.api.schemas import PROBLEMS
 from service.conclusion import accept_outcome
 from service.errors import Conflict, InvalidInput, MalformedRequest
@@ -45,7 +46,7 @@ from service.store.runs import RunRepository
 from service.store.session import Database, Session
 from service.store.steps import StepRepository
 
-router = APIRouter(prefix="/attempts", tags=["attempts"], responses=PROBLEMS)
+router = Router(prefix="/attempts", tags=["attempts"], responses=PROBLEMS)
 
 _WHO: Final = "workers"
 

@@ -3,13 +3,14 @@
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 
 from service.api.dependencies import DatabaseDependency
+from service.api.responses import Router
 from service.api.schemas import PROBLEMS, Out
 from service.store.audit import AuditAction, AuditRepository
 
-router = APIRouter(tags=["access"], responses=PROBLEMS)
+router = Router(tags=["access"], responses=PROBLEMS)
 
 
 class AuditEntryOut(Out):

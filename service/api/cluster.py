@@ -1,15 +1,14 @@
 """The cluster: nodes, GPUs, who holds them."""
 
-from fastapi import APIRouter
-
 from muonscope.contract.run_spec import RunSpec
 from muonscope.contract.status import RunStatus
 from service.api.dependencies import ControllerDependency, DatabaseDependency
+from service.api.responses import Router
 from service.api.schemas import PROBLEMS, ClusterOut, HolderOut
 from service.store.models import Run
 from service.store.runs import RunRepository
 
-router = APIRouter(tags=["cluster"], responses=PROBLEMS)
+router = Router(tags=["cluster"], responses=PROBLEMS)
 
 
 @router.get("/cluster", response_model=ClusterOut)

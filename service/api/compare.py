@@ -2,12 +2,13 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 
 from muonscope.contract.attempts import FinalState
 from service.analysis import comparison
 from service.api.compare_schemas import CompareOut
 from service.api.dependencies import DatabaseDependency
+from service.api.responses import Router
 from service.api.schemas import PROBLEMS
 from service.store.models import Run
 from service.store.parameters import ParameterRepository
@@ -15,7 +16,7 @@ from service.store.runs import RunRepository
 from service.store.session import Session
 from service.store.steps import StepRepository
 
-router = APIRouter(tags=["compare"], responses=PROBLEMS)
+router = Router(tags=["compare"], responses=PROBLEMS)
 
 
 @router.get("/compare", summary="Compare two runs, to the last bit")

@@ -1,13 +1,14 @@
 """Deleting a run gives its disk back."""
 
-from fastapi import APIRouter, BackgroundTasks, Response
+from fastapi import BackgroundTasks, Response
 
 from service.api.dependencies import CallerDependency, DatabaseDependency, SettingsDependency
+from service.api.responses import Router
 from service.api.schemas import PROBLEMS
 from service.api.steps import RunId
 from service.store.retention import Retention
 
-router = APIRouter(prefix="/runs", tags=["runs"], responses=PROBLEMS)
+router = Router(prefix="/runs", tags=["runs"], responses=PROBLEMS)
 
 
 @router.delete("/{run_id}", status_code=204, summary="Delete an ended run with its record, checkpoints and logs")

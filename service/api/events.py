@@ -8,13 +8,13 @@ import re
 from collections.abc import AsyncIterator
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi import Depends, Header, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from service.api.dependencies import DatabaseDependency, SettingsDependency
 from service.api.feed import Change, ChangeFeed
-from service.api.responses import StrictJSONResponse, dumps
+from service.api.responses import Router, StrictJSONResponse, dumps
 from service.api.runs import RunId
 from service.api.schemas import PROBLEMS, EventOut, EventsOut, present_event
 from service.errors import Unavailable
@@ -23,7 +23,7 @@ from service.store.events import EventRepository
 from service.store.runs import RunRepository
 from service.store.session import Database
 
-router = APIRouter(tags=["events"], responses=PROBLEMS)
+router = Router(tags=["events"], responses=PROBLEMS)
 
 _KEEPALIVE_S: Final = 15.0
 _EVENT_STREAM: Final = "text/event-stream"

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Body, Path, Query, Response
+from fastapi import Body, Path, Query, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -24,6 +24,7 @@ from service.api.dependencies import (
     SettingsDependency,
 )
 from service.api.problems import validation_problem
+from service.api.responses import Router
 from service.api.runs import check_runnable
 from service.api.schemas import PROBLEMS, Out, RunOut, present_runs
 from service.errors import InvalidInput
@@ -35,7 +36,7 @@ from service.store.session import Session
 from service.store.steps import StepRepository
 from service.store.summary import get_scalar
 
-router = APIRouter(prefix="/experiments", tags=["experiments"], responses=PROBLEMS)
+router = Router(prefix="/experiments", tags=["experiments"], responses=PROBLEMS)
 
 
 class ExperimentIn(BaseModel):

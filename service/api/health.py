@@ -1,12 +1,11 @@
 """Is it alive, and can it take runs."""
 
-from fastapi import APIRouter
-
 from service.api.dependencies import ControllerDependency, DatabaseDependency
+from service.api.responses import Router
 from service.api.schemas import PROBLEMS
 from service.errors import Unavailable
 
-router = APIRouter(tags=["health"])
+router = Router(tags=["health"])
 
 
 @router.get("/healthz")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from fastapi.concurrency import run_in_threadpool
 from pydantic import ValidationError
 
@@ -14,6 +14,7 @@ from muonscope.contract.run_spec import RunSpec
 from muonscope.contract.status import AttemptStatus
 from muonscope.contract.telemetry import StepBatch, TelemetryError, decode_batch
 from service.api.dependencies import CallerDependency, Controller, ControllerDependency, DatabaseDependency
+from service.api.responses import Router
 from service.api.schemas import PROBLEMS, RunOut, present_run
 from service.conclusion import accept_outcome, close_attempt
 from service.errors import InvalidInput, MalformedRequest
@@ -23,7 +24,7 @@ from service.store.runs import RunRepository
 from service.store.session import Database
 from service.store.steps import StepRepository
 
-router = APIRouter(prefix="/imports", tags=["runs"], responses=PROBLEMS)
+router = Router(prefix="/imports", tags=["runs"], responses=PROBLEMS)
 
 TAG: Final = "imported"
 # Of an attempt that ends in the transaction that makes it.

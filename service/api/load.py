@@ -2,17 +2,18 @@
 
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 
 from muonscope.contract.attempts import LoadSample
 from service.api.dependencies import DatabaseDependency
+from service.api.responses import Router
 from service.api.schemas import PROBLEMS, Out
 from service.api.steps import RunId
 from service.store.load import LoadRepository
 from service.store.models import SystemLoad
 from service.store.runs import RunRepository
 
-router = APIRouter(prefix="/runs", tags=["load"], responses=PROBLEMS)
+router = Router(prefix="/runs", tags=["load"], responses=PROBLEMS)
 
 MAX_SAMPLES: Final = 100_000
 

@@ -2,11 +2,12 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from fastapi.responses import PlainTextResponse
 from starlette.concurrency import run_in_threadpool
 
 from service.api.dependencies import Controller, ControllerDependency, DatabaseDependency
+from service.api.responses import Router
 from service.api.schemas import PROBLEMS
 from service.errors import NotFound
 from service.store.logs import DRIVER, LogRepository
@@ -14,7 +15,7 @@ from service.store.models import Attempt, Run
 from service.store.runs import RunRepository
 from service.store.session import Database
 
-router = APIRouter(tags=["runs"], responses=PROBLEMS)
+router = Router(tags=["runs"], responses=PROBLEMS)
 
 RunId = Annotated[str, Path(max_length=64, description="The run's id.")]
 AttemptNumber = Annotated[int | None, Query(ge=1, le=2**31, description="By default the newest.")]

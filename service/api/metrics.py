@@ -4,16 +4,17 @@ what is counted in the store anyway."""
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
 from muonscope.contract.telemetry import encode_number
 from service.api.dependencies import ControllerDependency, DatabaseDependency
+from service.api.responses import Router
 from service.store.census import take_census
 from service.store.models import Run
 from service.store.runs import RunRepository
 from service.store.summary import get_scalar
 
-router = APIRouter(tags=["health"])
+router = Router(tags=["health"])
 
 MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _INFINITIES: Final = {"Infinity": "+Inf", "-Infinity": "-Inf"}

@@ -3,17 +3,18 @@
 from datetime import datetime
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Body, Path
+from fastapi import Body, Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from muonscope.contract.status import LimitKind, QueueMode
 from service.api.dependencies import CallerDependency, Controller, ControllerDependency, DatabaseDependency
+from service.api.responses import Router
 from service.api.schemas import PROBLEMS, Out
 from service.store.audit import AuditAction, AuditRepository
 from service.store.queue import QueueRepository
 from service.store.session import Database
 
-router = APIRouter(prefix="/queue", tags=["queue"], responses=PROBLEMS)
+router = Router(prefix="/queue", tags=["queue"], responses=PROBLEMS)
 
 LimitName = Annotated[str, Path(max_length=200, description="A user or a tag; * is each one without its own limit.")]
 _MOST_GPUS: Final = 1_000_000

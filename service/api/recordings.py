@@ -1,13 +1,12 @@
 """Scripts of somebody's own are recorded as they train: registered here, then told of by the attempt's own door."""
 
-from fastapi import APIRouter
-
 from muonscope.contract.recordings import Recording, RecordingStarted
 from service.api.dependencies import CallerDependency, ControllerDependency, DatabaseDependency, SettingsDependency
+from service.api.responses import Router
 from service.api.schemas import PROBLEMS
 from service.recordings import HEARTBEAT_S, begin_recording
 
-router = APIRouter(prefix="/recordings", tags=["runs"], responses=PROBLEMS)
+router = Router(prefix="/recordings", tags=["runs"], responses=PROBLEMS)
 
 
 @router.post("", status_code=201, summary="Begin to record a script that the service does not start")

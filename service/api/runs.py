@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Body, Header, Path, Query, Response
+from fastapi import Body, Header, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from muonscope.contract.run_spec import BUILT_IN_TASKS, EXTERNAL_TASK, PlainTag, PlainText, RunSpec
@@ -14,6 +14,7 @@ from service.api.dependencies import (
     DatabaseDependency,
     SettingsDependency,
 )
+from service.api.responses import Router
 from service.api.schemas import PROBLEMS, RunCountsOut, RunOut, RunsOut, ValidRunOut, present_run, present_runs
 from service.errors import IllegalTransition, InvalidInput
 from service.recordings import is_recording
@@ -26,7 +27,7 @@ from service.store.runs import RunRepository, stated
 from service.store.session import Session
 from service.store.tags import MAX_TAGS, TagRepository
 
-router = APIRouter(tags=["runs"], responses=PROBLEMS)
+router = Router(tags=["runs"], responses=PROBLEMS)
 
 RunId = Annotated[str, Path(max_length=64, description="The run's id.")]
 IdempotencyKey = Annotated[

@@ -2,20 +2,21 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Depends, Request, Response
+from fastapi import Body, Depends, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
 
 from muonscope.contract.status import TokenScope
 from service.api.access import SESSION_COOKIE, Authenticator, client_address, session_cookie
 from service.api.dependencies import DatabaseDependency, SettingsDependency
+from service.api.responses import Router
 from service.api.schemas import PROBLEMS, Out
 from service.errors import Unauthorized
 from service.store.audit import AuditAction, AuditRepository
 from service.store.session import Database
 from service.store.tokens import SESSION_DAYS, Identity, TokenRepository
 
-router = APIRouter(prefix="/session", tags=["access"], responses=PROBLEMS)
+router = Router(prefix="/session", tags=["access"], responses=PROBLEMS)
 
 
 def get_authenticator(request: Request) -> Authenticator:

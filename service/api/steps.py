@@ -4,10 +4,11 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import Path, Query, Response
 
 from service.analysis.downsampling import EXACT_UP_TO
 from service.api.dependencies import DatabaseDependency
+from service.api.responses import Router
 from service.api.schemas import PROBLEMS
 from service.api.step_exports import MEDIA_TYPES, export_steps
 from service.api.step_schemas import (
@@ -31,7 +32,7 @@ from service.store.runs import RunRepository
 from service.store.session import Session
 from service.store.steps import MAX_PAGE, StepRepository
 
-router = APIRouter(prefix="/runs", tags=["steps"], responses=PROBLEMS)
+router = Router(prefix="/runs", tags=["steps"], responses=PROBLEMS)
 
 DEFAULT_FIELDS: Final = ("loss", "loss_scale_before", "grad_norm", "update_norm", "momentum_norm")
 MAX_POINTS: Final = 200_000

@@ -120,7 +120,7 @@ class ControllerLoop:
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._event_loop: asyncio.AbstractEventLoop | None = None
-        self._stopping = False
+        self._end = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._resources: ClusterResources | None = None
         self._resources_at = float("-inf")
@@ -200,7 +200,7 @@ class ControllerLoop:
 
     async def stop(self) -> None:
         """End after the tick that is running; submissions on their way are waited for. Jobs go on."""
-        self._stopping = True
+        self._end.set()
         self._wake.set()
         if self._task is not None:
             # A forced end cancels every task at once, and the rest of the clean-up must still be done.
@@ -216,7 +216,7 @@ class ControllerLoop:
             await asyncio.wait(self._tasks)
 
     async def _run(self) -> None:
-        while not self._stopping:
+        while not self._end.is_set():
             self._wake.clear()
             if self.standing_by is not None:
                 # Whatever was known is another's to know by the time this one leads.
@@ -236,7 +236,8 @@ class ControllerLoop:
                 # Whatever it was (a locked database, a bug), the next tick starts from rows and Ray again.
                 self._failure = f"the controller's last tick failed: {type(error).__name__}"
                 logger.exception("a tick failed", extra={"action": "tick_failed"})
-            await asyncio.sleep(self._rest_s(self._clock() - began))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._end.wait(), timeout=self._rest_s(self._clock() - began))
             try:
                 pause = self._settings.tick_s * (5 if self._is_idle else 1)
                 await asyncio.wait_for(self._wake.wait(), timeout=pause)

@@ -1,12 +1,13 @@
 """Where the client looks for the service."""
 
 import json
+import ssl
 from pathlib import Path
 
 import pytest
 
 from muonscope.client import ClientSettings
-from muonscope.client.settings import DEFAULT_URL
+from muonscope.client.settings import DEFAULT_URL, trust_for
 
 
 @pytest.fixture(autouse=True)
@@ -38,3 +39,15 @@ def test_without_an_address_it_is_the_usual_one(home: Path, text: str | None) ->
         (home / "address.json").write_text(text)
 
     assert ClientSettings().url == DEFAULT_URL
+
+
+def test_plain_http_trusts_no_authority_and_tls_those_that_httpx_does() -> None:
+    plain = trust_for("http://127.0.0.1:8800")
+
+    assert isinstance(plain, ssl.SSLContext)
+    assert (plain.verify_mode, plain.check_hostname, plain.cert_store_stats()["x509_ca"]) == (
+        ssl.CERT_REQUIRED,
+        True,
+        0,
+    )
+    assert trust_for("https://gpu.example:8800") is True

@@ -386,3 +386,18 @@ def test_a_row_that_refuses_its_change_does_not_keep_others_from_theirs(
     assert desk.status(sound) is RunStatus.PENDING
     assert desk.status(odd) is RunStatus.QUEUED
     assert {record.action for record in caplog.records if record.levelname == "ERROR"} == {"change_refused"}  # type: ignore[attr-defined]
+
+
+def test_a_loop_that_rests_after_its_tick_ends_at_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    resting: list[float] = []
+    monkeypatch.setattr(desk.loop, "_rest_s", lambda taken_s: resting.append(taken_s) or 60.0)
+
+    async def start_and_stop() -> float:
+        desk.loop.start()
+        while not resting:
+            await asyncio.sleep(0.01)
+        began = time.monotonic()
+        await desk.loop.stop()
+        return time.monotonic() - began
+
+    assert asyncio.run(start_and_stop()) < 10
