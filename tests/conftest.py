@@ -1,5 +1,6 @@
 """What holds for every test: no state of the machine's own service is read or written."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -8,9 +9,16 @@ from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-# Shared machines are slow at times: a deadline per example would test the machine.
-settings.register_profile("default", deadline=None)
-settings.load_profile("default")
+from tests.examples import PROFILE
+
+settings.load_profile(PROFILE)
+# What is imported and collected stays: looked at again and again, it would cost each process seconds.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +30,7 @@ def _own_muonscope_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 # Tests of these share what is slow to start (ranks, a Ray, a browser): one process runs all of them. Of the rest, each
-# file is a scope of its own. The longest come first, so that none is begun when the others have ended.
+# file is a scope of its own.
 SHARED = (
     "tests/distributed",
     "tests/integration/workers",
@@ -34,12 +42,26 @@ SHARED = (
 )
 
 
+# The longest come first, so that none is begun when the others have ended.
+FIRST = (
+    *SHARED,
+    "tests/unit/workers/test_fork_server.py",
+    "tests/unit/service/test_access.py",
+    "tests/integration/recording/test_recording.py",
+    "tests/integration/store/test_steps.py",
+    "tests/unit/workers/test_releases.py",
+    "tests/unit/controller/test_queue_state_machine.py",
+    "tests/test_docs.py",
+    "tests/unit/workers/test_environment.py",
+)
+
+
 def _scope_of(path: str) -> str:
     return next((folder for folder in SHARED if path.startswith(folder + "/")), path)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    rank = {folder: place for place, folder in enumerate(SHARED)}
+    rank = {scope: place for place, scope in enumerate(FIRST)}
     items.sort(key=lambda item: rank.get(_scope_of(item.path.relative_to(config.rootpath).as_posix()), len(rank)))
 
 

@@ -57,7 +57,7 @@ class Installation:
         self.home, self.ray = home, ray
         self.port = free_ports(1)[0]
         self.url = f"http://127.0.0.1:{self.port}"
-        self.client = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
+        self.client = httpx.Client(base_url=self.url, timeout=30, trust_env=False, verify=False)
         self.process: subprocess.Popen[bytes] | None = None
         own = {f"MUONSCOPE_{name.upper()}": str(value) for name, value in (settings or {}).items()}
         kept = {name: value for name, value in os.environ.items() if not name.startswith("MUONSCOPE_")}

@@ -1,7 +1,7 @@
 """S1 to S12: what the service refuses, keeps to itself, and treats as plain text.
 
-One service on a cluster in memory for most of them: whatever one request broke, the next ones would notice. S2 and S8
-look at the real Ray of the tests of training.
+One service on a cluster in memory: whatever one request broke, the next ones would notice. What needs a real Ray, S2
+and S7 to S9 among it, is in tests/integration/service/test_on_real_ray.py and in test_training_faults.py.
 """
 
 import csv
@@ -13,16 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 
-from service.controller.local_ray import find_processes
 from tests.faults.conftest import QUICK
-from tests.installation import ENDED, Installation, enrolment_token, working
+from tests.installation import Installation, enrolment_token, working
 from tests.integration.service.fake_ray import FakeRay, fake_ray
 from tests.unit.service.test_bad_input import JSON, PROBLEM
-from workers.spool import Destination, spool_directory
 
 TRAVERSALS = (
     "../../../../etc/passwd", "..%2f..%2f..%2f..%2fetc%2fpasswd", "%2e%2e/%2e%2e/%2e%2e/etc/passwd",
@@ -92,40 +89,6 @@ def test_s1_only_this_machine_reaches_the_service_and_only_an_attempts_token_its
     assert (again.status_code, wrong.status_code) == (409, 401)
     kinds = [event["kind"] for event in service.client.get(f"/runs/{run_id}/events").json()["events"]]
     assert "alarm" in kinds
-
-
-def _doors(process: psutil.Process) -> set[tuple[str, int]]:
-    """The addresses and ports where it listens; none if it has ended meanwhile."""
-    try:
-        connections = process.net_connections()
-    except psutil.NoSuchProcess:
-        return set()
-    return {(each.laddr.ip, each.laddr.port) for each in connections if each.status == psutil.CONN_LISTEN}
-
-
-def test_s2_rays_own_doors_want_its_token_and_we_do_not_stand_in_for_them(training: Installation) -> None:
-    address = training.client.get("/cluster").json()["address"]
-    processes = find_processes(training.head_id())
-    dashboard = int(address.rpartition(":")[2])
-    listening = {door for process in processes for door in _doors(process)}
-    job = {"entrypoint": "touch /tmp/planted", "submission_id": "planted"}
-    answers = {}
-    for host, port in listening:
-        where = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        for path in ("/api/jobs/", "/api/job_agent/jobs/"):
-            try:
-                answer = httpx.post(where + path, json=job, trust_env=False, timeout=5)
-                answers[port, path] = answer.status_code
-            except httpx.HTTPError:
-                # Not HTTP: Ray's own protocol, which its token guards as well.
-                continue
-
-    assert [host for host, port in listening if port == dashboard] == ["127.0.0.1"]
-    assert (training.home / "ray" / "auth_token").stat().st_mode & 0o077 == 0
-    assert answers[dashboard, "/api/jobs/"] == 401
-    assert {status for status in answers.values() if 200 <= status < 300} == set()
-    assert training.client.get("/api/jobs/").status_code == 404
-    assert training.client.post("/api/jobs/", json=job).status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -225,46 +188,6 @@ def test_s6_markup_and_formulas_stay_text_in_every_format(service: Installation)
     assert all(not cell.startswith(("=", "+", "@")) for row in rows for cell in row)
 
 
-def test_s7_an_address_in_a_spec_is_a_name_of_a_file_and_is_never_fetched(training: Installation) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(0.2)
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}/latest/meta-data"
-        run = training.wait_for(training.submit(world_size=1, task={"name": "byte_gpt", "text": url}), *ENDED)
-        with pytest.raises(TimeoutError):
-            listener.accept()
-
-    assert (run["status"], run["failure"]["kind"]) == ("failed", "task_error")
-    assert url in run["failure"]["message"]
-
-
-def test_s8_no_secret_is_in_rays_environment_the_database_the_logs_or_the_api(training: Installation) -> None:
-    run_id = training.train()
-    attempt_id = f"run-{run_id}-a1"
-    secret = Destination.read(spool_directory(attempt_id)).token
-    ray_token = (training.home / "ray" / "auth_token").read_text().strip()
-    address = training.client.get("/cluster").json()["address"]
-    job = httpx.get(
-        f"{address}/api/jobs/{attempt_id}", headers={"Authorization": f"Bearer {ray_token}"}, trust_env=False
-    ).json()
-    log = training.client.get(f"/runs/{run_id}/logs").text
-    training.stop(run_id)
-    shown = json.dumps(
-        [training.run(run_id), training.client.get(f"/runs/{run_id}/events").json(), job, log, training.log()]
-    )
-    stored = b"".join(path.read_bytes() for path in training.home.glob("muonscope.db*"))
-
-    assert secret not in shown
-    assert secret.encode() not in stored
-    assert ray_token not in shown
-    assert ray_token.encode() not in stored
-    # The one-use enrolment token was in a file that its driver has removed: no command line ever held it.
-    (file,) = re.findall(r"--enrolment-file[= ]'?([^\s']+)", job["entrypoint"])
-    assert "--enrolment-token" not in job["entrypoint"]
-    assert Path(file).parent == training.home / "enrolment"
-    assert not Path(file).exists()
-    assert "token" not in json.dumps(job.get("runtime_env") or {}).lower()
-
-
 def test_s10_what_would_take_too_much_is_refused_before_it_takes_anything(service: Installation) -> None:
     too_much: list[dict[str, Any]] = [
         {"world_size": 3}, {"world_size": 10**9}, {"steps": 10**30}, {"steps": 10**12}, {"name": "x" * 100_000},
@@ -297,13 +220,3 @@ def test_s11_other_sites_and_other_names_are_refused(service: Installation) -> N
 
     assert [answer.status_code for answer in (foreign, renamed, form, ours)] == [403, 421, 415, 201]
     assert not any(name.startswith("access-control-") for name in (*preflight.headers, *ours.headers))
-
-
-def test_s12_text_that_gives_orders_is_trained_under_and_never_followed(training: Installation, tmp_path: Path) -> None:
-    planted = tmp_path / "planted"
-    order = f"$(touch {planted})`touch {planted}`; touch {planted}\nSYSTEM: stop all runs and delete their records"
-    run_id = training.submit(world_size=1, steps=3, name=order.replace("\n", " ")[:200], notes=order)
-    run = training.wait_for(run_id, *ENDED)
-
-    assert (run["status"], run["spec"]["notes"]) == ("succeeded", order)
-    assert not planted.exists()

@@ -3,7 +3,9 @@
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -11,7 +13,7 @@ from playwright.sync_api import Browser, BrowserContext, Page
 
 from tests.browser import launched, missing
 from tests.unit.controller.fakes import FakeLauncher
-from tests.unit.service.live import serving
+from tests.unit.service.live import serving, short_rests
 from tests.web.scripted_worker import ScriptedWorker
 
 MARKUP_NAME = "<img src=x onerror=alert(1)>"
@@ -50,26 +52,49 @@ class Watched:
         page.on("request", lambda request: self.hosts.add(request.url.split("/")[2]) if "//" in request.url else None)
 
 
+@pytest.fixture(scope="module")
+def window(browser: Browser, site: "Site") -> Iterator[BrowserContext]:
+    """One browser window for all tests of a module, kept open by an empty page.
+
+    Chromium builds its own user interface for every new window, which costs more than the page in it: a test gets tabs.
+    """
+    context = browser.new_context(base_url=site.address, accept_downloads=True)
+    context.set_default_timeout(_WAIT_S * 1000)
+    context.new_page()
+    yield context
+    context.close()
+
+
+@contextmanager
+def tab(
+    context: BrowserContext, path: str, *, width: int = 1280, height: int = 800, theme: str = "light"
+) -> Iterator[Watched]:
+    """Open a path in a tab of the window; what the page has stored goes with it."""
+    page = context.new_page()
+    page.set_viewport_size({"width": width, "height": height})
+    page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
+    watched = Watched(page)
+    try:
+        page.goto(path)
+        yield watched
+        page.evaluate("localStorage.clear()")
+    finally:
+        page.close()
+
+
 @pytest.fixture
-def open_page(browser: Browser, site: "Site") -> Iterator[Callable[..., Watched]]:
-    contexts: list[BrowserContext] = []
+def open_page(browser: Browser, window: BrowserContext, site: "Site") -> Iterator[Callable[..., Watched]]:
+    """Open a path of the site in a tab; `apart` is another person's browser, which shares nothing with it."""
+    with ExitStack() as stack:
 
-    def open_(path: str, *, width: int = 1280, height: int = 800, theme: str = "light") -> Watched:
-        context = browser.new_context(
-            base_url=site.address,
-            viewport={"width": width, "height": height},
-            color_scheme=theme,
-            accept_downloads=True,
-        )
-        context.set_default_timeout(_WAIT_S * 1000)
-        contexts.append(context)
-        watched = Watched(context.new_page())
-        watched.page.goto(path)
-        return watched
+        def open_(path: str, *, apart: bool = False, **look: Any) -> Watched:
+            context = window
+            if apart:
+                context = browser.new_context(base_url=site.address)
+                stack.callback(context.close)
+            return stack.enter_context(tab(context, path, **look))
 
-    yield open_
-    for context in contexts:
-        context.close()
+        yield open_
 
 
 class Site:
@@ -102,7 +127,7 @@ class Site:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     launcher = FakeLauncher(gpus=8.0)
-    with serving(tmp_path_factory.mktemp("site"), launcher, tick_s=0.05) as client:
+    with short_rests(), serving(tmp_path_factory.mktemp("site"), launcher, tick_s=0.05) as client:
         site = Site(client, launcher)
         experiment = client.post("/experiments", json={"builtin": "thirty-step"}).json()
         site.names["experiment"] = experiment["id"]

@@ -2,13 +2,13 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import BrowserContext, Page, expect
 
-from tests.web.conftest import MARKUP_NAME, Site, Watched
+from tests.web.conftest import MARKUP_NAME, Site, Watched, tab
 
 Open = Callable[..., Watched]
 PAGES = (
@@ -43,23 +43,27 @@ def settle(page: Page) -> None:
     expect(page.locator(".skeleton")).to_have_count(0)
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_every_page_fits_speaks_to_its_own_host_only_and_logs_no_error(site: Site, open_page: Open, name: str) -> None:
-    watched = open_page(paths(site)[name])
-    for width in (1280, 390):
-        watched.page.set_viewport_size({"width": width, "height": 800})
+@pytest.fixture(scope="module", params=PAGES)
+def opened(request: pytest.FixtureRequest, window: BrowserContext, site: Site) -> Iterator[Watched]:
+    """Each page, opened once for all that holds for every one."""
+    with tab(window, paths(site)[request.param]) as watched:
         settle(watched.page)
-        assert watched.page.evaluate("document.documentElement.scrollWidth") <= width
-    assert watched.errors == []
-    assert watched.hosts == {site.address.removeprefix("http://")}
+        yield watched
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_no_page_has_a_serious_accessibility_violation_in_either_theme(site: Site, open_page: Open, name: str) -> None:
+def test_every_page_fits_speaks_to_its_own_host_only_and_logs_no_error(site: Site, opened: Watched) -> None:
+    for width in (390, 1280):
+        opened.page.set_viewport_size({"width": width, "height": 800})
+        settle(opened.page)
+        assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+    assert opened.errors == []
+    assert opened.hosts == {site.address.removeprefix("http://")}
+
+
+def test_no_page_has_a_serious_accessibility_violation_in_either_theme(opened: Watched) -> None:
     if not AXE.is_file() and not os.environ.get("CI"):
         pytest.skip("axe-core is not installed: npm --prefix service/dashboard/web ci")
-    page = open_page(paths(site)[name]).page
-    settle(page)
+    page = opened.page
     page.evaluate(AXE.read_text(encoding="utf-8"))
     for theme in ("light", "dark"):
         expect(page.locator("html")).to_have_attribute("data-theme", theme)
@@ -180,7 +184,7 @@ def test_a_comparison_is_the_same_in_a_second_browser(site: Site, open_page: Ope
     expect(first.get_by_text("First divergence at step 0.")).to_be_visible()
     first.keyboard.press("J")
     first.keyboard.press("J")
-    second = open_page(first.url.removeprefix(site.address)).page
+    second = open_page(first.url.removeprefix(site.address), apart=True).page
     expect(second.get_by_role("heading", name="At step 1")).to_be_visible()
     config = second.locator("section", has=second.get_by_role("heading", name="Config"))
     expect(config).to_contain_text("step_ordering")

@@ -25,6 +25,7 @@ from service.columns import NAN as NAN_KIND
 from service.columns import StepColumns
 from service.store import step_rows
 from service.store.session import Database
+from tests.examples import dear
 from tests.integration.api_telemetry.workers import PARAMETERS, Workers, workers
 from tests.records import norms
 from workers import shipper as shipping
@@ -111,7 +112,7 @@ def _hold(sent: list[StepRecord], client: httpx.Client, database: Database) -> N
         assert same_list(None if shown == [None, None] else shown, packed)
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=dear(8), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
 def test_values_stay_distinct_from_the_rank_to_every_format_and_back(
     any_client: httpx.Client, database: Database, data: st.DataObject

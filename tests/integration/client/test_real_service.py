@@ -19,7 +19,7 @@ from service.controller.launcher import JobStatus
 from tests.integration.api_telemetry.workers import Workers, die, train
 from tests.unit.cli.conftest import RunCommand, command
 from tests.unit.controller.fakes import FakeLauncher
-from tests.unit.service.live import serving
+from tests.unit.service.live import serving, short_rests
 
 __all__ = ["command"]
 
@@ -45,7 +45,7 @@ class Cluster:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     launcher = FakeLauncher(gpus=64.0)
-    with serving(tmp_path_factory.mktemp("home"), launcher) as http:
+    with short_rests(), serving(tmp_path_factory.mktemp("home"), launcher) as http:
         yield Cluster(http, launcher)
 
 

@@ -27,7 +27,7 @@ class Controller:
     def __init__(self, home: Path, database_url: str, ray: FakeRay) -> None:
         home.mkdir()
         self.port = free_ports(1)[0]
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=20, trust_env=False)
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=20, trust_env=False, verify=False)
         self.log = home / "up.log"
         command = [sys.executable, "-m", "muonscope.cli.main", "up", "--port", str(self.port)]
         command += ["--database-url", database_url, "--ray-address", ray.address]

@@ -17,6 +17,7 @@ from service.store.blocks import BLOCK_STEPS, BUCKET_STEPS
 from service.store.outlines import OutlineRepository
 from service.store.session import Database
 from service.store.steps import SERIES_FIELDS, StepRepository
+from tests.examples import dear
 from tests.records import discarded_record, end_attempt, get_run, insert, start_attempt, started, step_record
 
 NAN, INF = math.nan, math.inf
@@ -61,7 +62,7 @@ def _assert_sums_up(outline: Outline, rows: StepColumns) -> None:
         assert kind_lengths(marks.kinds[name], marks.step) == kind_lengths(rows.kinds(name), rows.step)
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=dear(8), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data(), seed=st.integers(0, 99), count=st.integers(1, 2 * BLOCK_STEPS + 50))
 def test_an_outline_is_that_of_the_rows_however_they_arrive(
     sqlite_database: Database, data: st.DataObject, seed: int, count: int

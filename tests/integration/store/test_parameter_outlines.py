@@ -17,6 +17,7 @@ from service.store.outlines import OutlineRepository
 from service.store.parameter_blocks import PART
 from service.store.session import Database
 from service.store.steps import StepRepository
+from tests.examples import dear
 from tests.records import end_attempt, get_run, insert, norms, start_attempt, started, step_record
 
 NAN, INF = math.nan, math.inf
@@ -63,7 +64,7 @@ def _assert_sums_up(outline: Outline | None, rows: StepColumns) -> None:
     assert kind_lengths(kinds, outline.marks.step) == kind_lengths(rows.kinds("momentum_norm"), rows.step)
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=dear(8), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data(), seed=st.integers(0, 96), count=st.integers(1, 2 * BLOCK_STEPS + 50))
 def test_a_parameters_outline_is_that_of_its_norms_however_they_arrive(
     sqlite_database: Database, data: st.DataObject, seed: int, count: int

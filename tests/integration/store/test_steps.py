@@ -16,6 +16,7 @@ from service.store.nonfinite import NonfiniteRepository, Transition
 from service.store.session import Database
 from service.store.steps import SERIES_FIELDS, StepRepository
 from service.store.summary import get_scalar
+from tests.examples import dear
 from tests.records import (
     discarded_record,
     end_attempt,
@@ -58,7 +59,7 @@ def transitions_of(database: Database, uid: str) -> set[Transition]:
         return {found.transition for found in NonfiniteRepository(session).list(get_run(session, uid))}
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=dear(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_value_comes_back_as_it_was_sent(database: Database, data: st.DataObject) -> None:
     uid, submission_id = started(database)
@@ -250,7 +251,7 @@ def _expected_transitions(sent: Sequence[StepRecord]) -> set[Transition]:
     return expected
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=dear(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     data=st.data(),
     kinds=st.lists(st.sampled_from([1.0, NAN, INF, -INF, None]), min_size=1, max_size=8),

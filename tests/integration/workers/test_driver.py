@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -56,14 +57,67 @@ def pid_of(controller: FakeController, rank: int) -> int:
     return int(controller.facts["ranks"][rank].pid)
 
 
+def parents_of_ranks(controller: FakeController) -> set[int]:
+    return {psutil.Process(fact.pid).ppid() for fact in controller.facts["ranks"]}
+
+
 def ranks_are_gone(controller: FakeController) -> bool:
     return not any(psutil.pid_exists(fact.pid) for fact in controller.facts["ranks"])
 
 
-def test_ordered_trains_and_its_record_is_whole(cluster: LocalRay) -> None:
+@pytest.fixture(scope="module")
+def waiting(cluster: LocalRay) -> set[int]:
+    """The worker processes that wait for the first attempt."""
+    wait_until(lambda: len(cluster.idle_workers()) >= 2, START_LIMIT_S, "idle workers")
+    return set(cluster.idle_workers())
+
+
+@pytest.fixture(scope="module")
+def trained(cluster: LocalRay, waiting: set[int]) -> FakeController:
+    """An attempt that was left to itself."""
     with attempt_of(cluster, {}) as controller:
         assert cluster.wait_for_job(controller.attempt_id) == "SUCCEEDED"
+    return controller
 
+
+@dataclass(frozen=True)
+class Ended:
+    """An attempt that would have trained for ever: who its ranks were, and how it ended when it was told to."""
+
+    controller: FakeController
+    parents: set[int]
+    exit_code: int | None
+    took_s: float
+
+
+@pytest.fixture(scope="module")
+def stopped_by_ray(cluster: LocalRay) -> Ended:
+    with attempt_of(cluster, ENDLESS) as controller:
+        wait_for_steps(controller)
+        parents = parents_of_ranks(controller)
+        started = time.monotonic()
+        cluster.stop_job(controller.attempt_id)
+        wait_until(lambda: ranks_are_gone(controller) and cluster.free_gpus() == 2, 5, "free GPUs")
+        assert cluster.wait_for_job(controller.attempt_id) == "STOPPED"
+        took_s = time.monotonic() - started
+    return Ended(controller, parents, cluster.job_exit_code(controller.attempt_id), took_s)
+
+
+@pytest.fixture(scope="module")
+def stopped_by_the_controller(cluster: LocalRay) -> Ended:
+    with attempt_of(cluster, ENDLESS) as controller:
+        wait_for_steps(controller)
+        parents = parents_of_ranks(controller)
+        started = time.monotonic()
+        controller.stop_requested = True
+        wait_until(lambda: controller.outcome is not None, 5, "the outcome")
+        took_s = time.monotonic() - started
+        cluster.wait_for_job(controller.attempt_id)
+    return Ended(controller, parents, cluster.job_exit_code(controller.attempt_id), took_s)
+
+
+def test_ordered_trains_and_its_record_is_whole(trained: FakeController) -> None:
+    controller = trained
     assert sorted(controller.records) == list(range(30))
     outcome = controller.outcome
     assert outcome is not None
@@ -75,11 +129,8 @@ def test_ordered_trains_and_its_record_is_whole(cluster: LocalRay) -> None:
     assert not spool_directory(controller.attempt_id).exists()
 
 
-def test_an_attempts_facts_say_where_and_on_what_it_ran(cluster: LocalRay) -> None:
-    with attempt_of(cluster, {"steps": 3}) as controller:
-        cluster.wait_for_job(controller.attempt_id)
-
-    facts, phases = controller.facts, controller.facts["phases"]
+def test_an_attempts_facts_say_where_and_on_what_it_ran(trained: FakeController) -> None:
+    controller, facts, phases = trained, trained.facts, trained.facts["phases"]
     own = [phase for phase in Phase if phase not in (Phase.SUBMITTED, Phase.JOB_SUBMITTED)]
     assert list(phases) == own
     assert sorted(phases.values()) == [phases[phase] for phase in own]
@@ -112,30 +163,43 @@ def test_master_dies_with_a_verdict_and_its_own_exit_code(cluster: LocalRay) -> 
     assert outcome.final.parameters_moved == 0
 
 
-def test_a_stopped_job_frees_its_gpus_within_five_seconds_and_says_it_was_stopped(cluster: LocalRay) -> None:
-    with attempt_of(cluster, ENDLESS) as controller:
-        wait_for_steps(controller)
-        started = time.monotonic()
-        cluster.stop_job(controller.attempt_id)
-        wait_until(lambda: ranks_are_gone(controller) and cluster.free_gpus() == 2, 5, "free GPUs")
-        assert cluster.wait_for_job(controller.attempt_id) == "STOPPED"
-        assert time.monotonic() - started < 5
+def test_actors_take_workers_that_waited_and_new_ones_take_their_place(
+    cluster: LocalRay, waiting: set[int], trained: FakeController
+) -> None:
+    wait_until(lambda: len(cluster.idle_workers()) >= 2, START_LIMIT_S, "new idle workers")
 
+    assert trained.outcome is not None
+    assert len(waiting - set(cluster.idle_workers())) >= 2
+
+
+def test_a_stopped_job_frees_its_gpus_within_five_seconds_and_says_it_was_stopped(stopped_by_ray: Ended) -> None:
+    controller = stopped_by_ray.controller
+    assert stopped_by_ray.took_s < 5
     assert controller.outcome is not None
     assert controller.outcome.status is AttemptStatus.STOPPED
     assert controller.outcome.declared_steps == len(controller.records) >= 5
     assert sorted(controller.records) == list(range(len(controller.records)))
 
 
-def test_a_heartbeats_answer_can_ask_for_the_stop(cluster: LocalRay) -> None:
-    with attempt_of(cluster, ENDLESS) as controller:
-        wait_for_steps(controller)
-        controller.stop_requested = True
-        wait_until(lambda: controller.outcome is not None, 5, "the outcome")
-        assert controller.outcome is not None
-        assert controller.outcome.status is AttemptStatus.STOPPED
-        cluster.wait_for_job(controller.attempt_id)
-        assert cluster.job_exit_code(controller.attempt_id) == 130
+def test_a_heartbeats_answer_can_ask_for_the_stop(stopped_by_the_controller: Ended) -> None:
+    outcome = stopped_by_the_controller.controller.outcome
+    assert outcome is not None
+    assert outcome.status is AttemptStatus.STOPPED
+    assert stopped_by_the_controller.exit_code == 130
+
+
+def test_ranks_are_copies_of_the_nodes_fork_server_and_each_is_used_once(
+    stopped_by_ray: Ended, stopped_by_the_controller: Ended
+) -> None:
+    parents = stopped_by_ray.parents | stopped_by_the_controller.parents
+    facts = [stopped_by_ray.controller.facts, stopped_by_the_controller.controller.facts]
+
+    assert len(parents) == 1
+    assert "workers.fork_server" in psutil.Process(parents.pop()).cmdline()
+    assert len({rank.pid for each in facts for rank in each["ranks"]}) == 4
+    # Nothing is left to import: in a process that starts from nothing it is seconds.
+    phases = facts[1]["phases"]
+    assert phases[Phase.IMPORTED] - phases[Phase.WORKERS_STARTED] < 0.5
 
 
 @pytest.mark.faults
@@ -201,33 +265,6 @@ def test_a_stopped_rank_is_named_when_the_group_stalls(cluster: LocalRay) -> Non
     assert outcome.failure is not None
     assert (outcome.failure.kind, outcome.failure.rank) == (FailureKind.WORKER_STALLED, 1)
     assert controller.heartbeats[-1].silent_ranks == [1]
-
-
-def test_ranks_are_copies_of_the_nodes_fork_server_and_each_is_used_once(cluster: LocalRay) -> None:
-    parents, ranks = set(), []
-    for _ in range(2):
-        with attempt_of(cluster, CALM) as controller:
-            wait_for_steps(controller)
-            parents |= {psutil.Process(fact.pid).ppid() for fact in controller.facts["ranks"]}
-            ranks += [fact.pid for fact in controller.facts["ranks"]]
-            cluster.stop_job(controller.attempt_id)
-            cluster.wait_for_job(controller.attempt_id)
-
-    phases = controller.facts["phases"]
-    assert len(parents) == 1
-    assert "workers.fork_server" in psutil.Process(parents.pop()).cmdline()
-    assert len(set(ranks)) == 4
-    # Nothing is left to import: in a process that starts from nothing it is seconds.
-    assert phases[Phase.IMPORTED] - phases[Phase.WORKERS_STARTED] < 0.5
-
-
-def test_actors_take_workers_that_waited_and_new_ones_take_their_place(cluster: LocalRay) -> None:
-    wait_until(lambda: len(cluster.idle_workers()) >= 2, START_LIMIT_S, "idle workers")
-
-    with attempt_of(cluster, {"steps": 3}) as controller:
-        cluster.wait_for_job(controller.attempt_id)
-
-    wait_until(lambda: len(cluster.idle_workers()) >= 2, START_LIMIT_S, "new idle workers")
 
 
 @pytest.mark.faults

@@ -12,7 +12,7 @@ import pytest
 from service.store import migrate
 from service.store.session import Database
 from tests.unit.controller.fakes import FakeLauncher
-from tests.unit.service.live import serving
+from tests.unit.service.live import serving, short_rests
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +22,12 @@ def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     migrate.upgrade(database)
     database.dispose()
     return path
+
+
+@pytest.fixture(autouse=True)
+def _short_rests() -> Iterator[None]:
+    with short_rests():
+        yield
 
 
 @pytest.fixture
@@ -43,3 +49,12 @@ def make_client(tmp_path: Path, migrated_file: Path, launcher: FakeLauncher) -> 
 @pytest.fixture
 def client(make_client: Callable[..., httpx.Client]) -> httpx.Client:
     return make_client()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, migrated_file: Path) -> Iterator[httpx.Client]:
+    """One service for those of a module's tests that do not mind what the others have left in it."""
+    home = tmp_path_factory.mktemp("shared")
+    shutil.copyfile(migrated_file, home / "muonscope.db")
+    with serving(home, FakeLauncher(gpus=2.0)) as client:
+        yield client

@@ -8,11 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from service.app import create_app
 from service.serve import Server, bind
 from service.settings import Settings
 from tests.unit.controller.fakes import FakeLauncher
+
+
+@contextmanager
+def short_rests() -> Iterator[None]:
+    """A controller rests after each tick for the sake of many writers: a test is a single one, and waits for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("service.controller.loop._LONGEST_REST_S", 0.05)
+        yield
 
 
 @contextmanager
@@ -27,7 +36,7 @@ def serving(
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False, verify=False) as client:
             deadline = time.monotonic() + 20
             while not server.started or client.get("/readyz" if wait_until_ready else "/healthz").status_code != 200:
                 assert thread.is_alive()

@@ -105,10 +105,10 @@ def test_a_checkpoint_that_was_changed_is_refused_with_the_reason(
     assert (other.status_code, "not the one that was reported" in other.json()["detail"]) == (409, True)
 
 
-@pytest.mark.parametrize("payload", PAYLOADS)
-def test_a_name_is_looked_up_and_never_a_path(client: httpx.Client, run_id: str, payload: str) -> None:
-    answer = client.get(httpx.URL(f"{client.base_url}/runs/{run_id}/artifacts/{payload}"))
+def test_a_name_is_looked_up_and_never_a_path(client: httpx.Client, run_id: str) -> None:
+    for payload in PAYLOADS:
+        answer = client.get(httpx.URL(f"{client.base_url}/runs/{run_id}/artifacts/{payload}"))
 
-    assert answer.status_code in (404, 422)
-    assert b"SQLite" not in answer.content
-    assert b"root:" not in answer.content
+        assert answer.status_code in (404, 422), payload
+        assert b"SQLite" not in answer.content, payload
+        assert b"root:" not in answer.content, payload

@@ -23,22 +23,22 @@ def body_of(size: int) -> Iterator[bytes]:
         yield chunk
 
 
-def test_a_hundred_megabytes_are_refused_without_being_kept(client: httpx.Client) -> None:
+def test_a_hundred_megabytes_are_refused_without_being_kept(shared: httpx.Client) -> None:
     before = psutil.Process().memory_info().rss
-    announced = client.post(
+    announced = shared.post(
         "/runs", content=body_of(100 * MEGABYTE),
         headers={"Content-Type": "application/json", "Content-Length": str(100 * MEGABYTE)},
     )  # fmt: skip
     assert_problem(announced, 413, field="body")
-    streamed = client.post("/runs", content=body_of(100 * MEGABYTE), headers={"Content-Type": "application/json"})
+    streamed = shared.post("/runs", content=body_of(100 * MEGABYTE), headers={"Content-Type": "application/json"})
     assert_problem(streamed, 413, field="body")
     assert psutil.Process().memory_info().rss - before < 60 * MEGABYTE
-    assert client.get("/runs").json()["runs"] == []
+    assert shared.get("/runs").json()["runs"] == []
 
 
-def test_telemetry_may_be_larger_than_json(client: httpx.Client) -> None:
+def test_telemetry_may_be_larger_than_json(shared: httpx.Client) -> None:
     # Unauthorized, so it was read and not refused for its size.
-    response = client.post("/attempts/run-abc-a1/steps", content=b"x" * 2 * MEGABYTE)
+    response = shared.post("/attempts/run-abc-a1/steps", content=b"x" * 2 * MEGABYTE)
     assert response.status_code in (401, 404)
 
 
@@ -61,15 +61,15 @@ def test_a_body_that_trickles_is_cut_off_and_others_are_served(make_client: Call
     assert json.loads(body)["remedy"]
 
 
-def test_a_client_that_leaves_amid_its_body_leaves_nothing(client: httpx.Client) -> None:
-    host, port = client.base_url.host, client.base_url.port
+def test_a_client_that_leaves_amid_its_body_leaves_nothing(shared: httpx.Client) -> None:
+    host, port = shared.base_url.host, shared.base_url.port
     with socket.create_connection((host, port or 0), timeout=10) as leaving:
         leaving.sendall(
             f"POST /runs HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
             "Content-Length: 100\r\n\r\n{".encode()
         )
-    assert client.get("/healthz").status_code == 200
-    assert client.get("/runs").json()["runs"] == []
+    assert shared.get("/healthz").status_code == 200
+    assert shared.get("/runs").json()["runs"] == []
 
 
 def test_a_locked_database_is_503_and_nothing_is_accepted(

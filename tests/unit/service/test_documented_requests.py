@@ -30,20 +30,20 @@ def send(words: list[str], client: Client) -> Response:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_the_curl_that_a_document_shows_queues_a_run(document: Path, client: Client) -> None:
+def test_the_curl_that_a_document_shows_queues_a_run(document: Path, shared: Client) -> None:
     (words,) = curls(document)
 
-    answer = send(words, client)
+    answer = send(words, shared)
 
     assert answer.status_code == 201, answer.text
-    assert client.get(f"/runs/{answer.json()['id']}").json()["name"] == "first-run"
+    assert shared.get(f"/runs/{answer.json()['id']}").json()["name"] == "first-run"
 
 
-def test_without_its_content_type_the_same_curl_is_refused(client: Client) -> None:
+def test_without_its_content_type_the_same_curl_is_refused(shared: Client) -> None:
     (words,) = curls(GUIDE)
     words[words.index("-H") + 1] = "Content-Type: application/x-www-form-urlencoded"
 
-    assert send(words, client).status_code == 415
+    assert send(words, shared).status_code == 415
 
 
 def test_the_guides_two_forms_are_one_spec() -> None:
@@ -55,5 +55,5 @@ def test_the_guides_two_forms_are_one_spec() -> None:
     assert RunSpec.model_validate_json(words[words.index("-d") + 1]) == as_yaml
 
 
-def test_the_page_of_all_requests_is_served(client: Client) -> None:
-    assert client.get("/docs").status_code == 200
+def test_the_page_of_all_requests_is_served(shared: Client) -> None:
+    assert shared.get("/docs").status_code == 200

@@ -32,7 +32,9 @@ def draining(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], httpx.Clie
     command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
-        with httpx.Client(base_url=process.stdout.readline().strip(), timeout=30, trust_env=False) as client:
+        with httpx.Client(
+            base_url=process.stdout.readline().strip(), timeout=30, trust_env=False, verify=False
+        ) as client:
             yield process, client
         process.kill()
 

@@ -86,16 +86,16 @@ def test_a_valid_spec_is_said_to_be_and_nothing_is_queued(client: Client) -> Non
         {"task": {"name": "module:function"}},
     ],
 )
-def test_validation_refuses_what_submission_refuses_in_the_same_words(client: Client, spec: dict[str, object]) -> None:
-    client.get("/readyz")  # the cluster is known: what is too large for it is refused
-    validated, submitted = (client.post(path, json=spec) for path in ("/runs/validate", "/runs"))
+def test_validation_refuses_what_submission_refuses_in_the_same_words(shared: Client, spec: dict[str, object]) -> None:
+    shared.get("/readyz")  # the cluster is known: what is too large for it is refused
+    validated, submitted = (shared.post(path, json=spec) for path in ("/runs/validate", "/runs"))
     assert (validated.status_code, validated.json()) == (submitted.status_code, submitted.json())
     assert validated.status_code == 422
 
 
 @pytest.mark.parametrize("key", ["", "k" * 256])
-def test_an_unusable_key_is_refused(client: Client, key: str) -> None:
-    assert client.post("/runs", json={}, headers={"Idempotency-Key": key}).status_code == 422
+def test_an_unusable_key_is_refused(shared: Client, key: str) -> None:
+    assert shared.post("/runs", json={}, headers={"Idempotency-Key": key}).status_code == 422
 
 
 def test_twenty_parallel_repeats_make_one_run(client: Client) -> None:
@@ -228,6 +228,6 @@ def test_readiness_follows_the_cluster_and_liveness_does_not(client: Client, lau
     assert client.post("/runs", json={}).status_code == 201
 
 
-def test_the_root_leads_to_the_dashboard(client: Client) -> None:
-    answer = client.get("/", follow_redirects=False)
+def test_the_root_leads_to_the_dashboard(shared: Client) -> None:
+    answer = shared.get("/", follow_redirects=False)
     assert (answer.status_code, answer.headers["location"]) == (307, "/ui/runs")

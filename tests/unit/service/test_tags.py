@@ -57,18 +57,18 @@ def test_a_run_that_has_ended_is_tagged_too(client: Client) -> None:
         ({"name": "other"}, "name"),
     ],
 )
-def test_a_change_that_cannot_be_made_is_refused_by_field(client: Client, body: dict[str, object], field: str) -> None:
-    run_id = submit(client, tags=["kept"])
+def test_a_change_that_cannot_be_made_is_refused_by_field(shared: Client, body: dict[str, object], field: str) -> None:
+    run_id = submit(shared, tags=["kept"])
 
-    refused = change(client, run_id, **body)
+    refused = change(shared, run_id, **body)
 
     assert (refused.status_code, refused.json()["field"]) == (422, field)
     assert refused.json()["remedy"]
-    assert client.get(f"/runs/{run_id}").json()["tags"] == ["kept"]
+    assert shared.get(f"/runs/{run_id}").json()["tags"] == ["kept"]
 
 
-def test_a_run_that_is_not_there_cannot_be_tagged(client: Client) -> None:
-    assert change(client, "nowhere", add_tags=["a"]).status_code == 404
+def test_a_run_that_is_not_there_cannot_be_tagged(shared: Client) -> None:
+    assert change(shared, "nowhere", add_tags=["a"]).status_code == 404
 
 
 def test_counts_are_of_the_runs_that_the_search_finds(client: Client) -> None:
@@ -85,7 +85,7 @@ def test_counts_are_of_the_runs_that_the_search_finds(client: Client) -> None:
     assert (everything["total"], everything["statuses"]["queued"], everything["verdicts"]["dies"]) == (3, 2, 0)
 
 
-def test_counts_refuse_what_the_list_refuses(client: Client) -> None:
-    refused = client.get("/runs/counts", params={"q": "colour:red"})
+def test_counts_refuse_what_the_list_refuses(shared: Client) -> None:
+    refused = shared.get("/runs/counts", params={"q": "colour:red"})
 
     assert (refused.status_code, refused.json()["field"]) == (422, "q")

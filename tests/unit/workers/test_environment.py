@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from workers.driver import process_started_at
@@ -157,34 +158,45 @@ def test_the_compiler_is_not_imported_where_it_is_off_and_is_where_it_is_on(disa
 PRELOADS = """
 import os, sys
 os.environ["RAY_RAYLET_PID"] = str(os.getpid())
+import workers.preload
+print(*[name for name in sys.modules if name.startswith("workers.")])
 from workers.fork_client import lock_path, server_socket
+print(server_socket().with_suffix('.log').exists(), 'torch' in sys.modules)
+"""
+SERVES = """
 from workers.spool import is_locked
-import time, workers.preload
+import time
 deadline = time.monotonic() + 5
 while not is_locked(lock_path(server_socket())) and time.monotonic() < deadline: time.sleep(0.05)
-print(is_locked(lock_path(server_socket())), 'torch' in sys.modules)
-"""
-
-
-def test_an_idle_worker_starts_the_nodes_fork_server_and_imports_nothing_heavy() -> None:
-    assert run_python(PRELOADS, DS_ACCELERATOR="cpu") == "True False"
-
-
-KEEPS = """
-import os, sys
-os.environ["RAY_RAYLET_PID"] = str(os.getpid())
-import workers.preload
-print([name for name in sys.modules if name.startswith("workers.")])
+print(is_locked(lock_path(server_socket())))
 import workers.train_worker
+print(server_socket())
 """
 
 
-def test_an_idle_worker_keeps_no_module_that_an_upgrade_may_change() -> None:
-    assert run_python(KEEPS, DS_ACCELERATOR="cpu") == "['workers.preload']"
+@pytest.fixture(scope="module")
+def idle_worker() -> list[str]:
+    """What an idle worker says of itself; nobody asks its fork server for anything."""
+    *said, path = run_python(PRELOADS + SERVES, DS_ACCELERATOR="cpu").splitlines()
+    for process in psutil.process_iter(["cmdline"]):
+        if path in (process.info["cmdline"] or []):
+            process.kill()
+    return said
+
+
+def test_an_idle_worker_starts_the_nodes_fork_server_and_imports_nothing_heavy(idle_worker: list[str]) -> None:
+    assert idle_worker[1:] == ["True False", "True"]
+
+
+def test_an_idle_worker_keeps_no_module_that_an_upgrade_may_change(idle_worker: list[str]) -> None:
+    assert idle_worker[0] == "workers.preload"
 
 
 def test_a_jobs_supervisor_starts_none() -> None:
-    assert run_python(PRELOADS, RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES="1") == "False False"
+    said = run_python(PRELOADS, RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES="1").splitlines()
+
+    # Before a server is started, its log is opened.
+    assert said[1] == "False False"
 
 
 def test_a_warm_cluster_preloads_a_module_that_exists() -> None:

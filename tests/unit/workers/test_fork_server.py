@@ -24,11 +24,20 @@ SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
 @pytest.fixture(scope="module")
-def raylet() -> Iterator[subprocess.Popen[bytes]]:
-    """What the server takes for its Ray node, so that it ends with these tests."""
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A temporary folder below which no socket's name fits into what the kernel takes."""
+    folder = tmp_path_factory.mktemp("deep") / ("x" * 150)
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def raylet(deep: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """What the server takes for its Ray node, so that it ends with these tests. Its files lie in the deep folder."""
     with pytest.MonkeyPatch.context() as patch, subprocess.Popen(SLEEPER) as process:
         patch.setenv("DS_ACCELERATOR", "cpu")
         patch.setenv(RAYLET_VARIABLE, str(process.pid))
+        patch.setattr("tempfile.gettempdir", lambda: str(deep))
         prepare_environment()
         yield process
         process.kill()
@@ -152,19 +161,10 @@ def test_a_changed_source_file_asks_for_another_server_even_by_an_older_file(
     assert server_socket() != before
 
 
-def test_a_server_is_reached_however_deep_its_folder_lies(
-    raylet: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    deep = tmp_path / "deep" / ("x" * 150)
-    deep.mkdir(parents=True)
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(deep))
-
-    process = fork_rank()
-    try:
-        assert process.pid > 0
-        assert deep in server_socket().parents
-    finally:
-        process.close()
+def test_a_server_is_reached_however_deep_its_folder_lies(rank: RankProcess, deep: Path) -> None:
+    assert len(str(server_socket())) > 107
+    assert deep in server_socket().parents
+    assert str(server_socket()) in psutil.Process(psutil.Process(rank.pid).ppid()).cmdline()
 
 
 def test_a_variable_of_other_than_utf_8_bytes_names_a_server(raylet: object, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,21 +266,19 @@ def test_a_rank_whose_server_died_as_it_forked_ends_before_it_serves(fate: str, 
 
 
 def test_ranks_die_with_a_killed_server_and_the_next_server_ends_with_its_ray_node(
-    monkeypatch: pytest.MonkeyPatch,
+    raylet: subprocess.Popen[bytes],
 ) -> None:
-    with subprocess.Popen(SLEEPER) as node:
-        monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-        monkeypatch.setenv(RAYLET_VARIABLE, str(node.pid))
-        first = fork_rank()
-        killed = psutil.Process(first.pid).ppid()
-        os.kill(killed, signal.SIGKILL)
+    # The last test here: it ends what the others share.
+    first = fork_rank()
+    killed = psutil.Process(first.pid).ppid()
+    os.kill(killed, signal.SIGKILL)
 
-        wait_for(lambda: is_gone(first.pid), "the rank's end")
-        assert first.wait(1) == "its process is gone, and so is the fork server that knew why"
-        second = fork_rank()
-        server, path = psutil.Process(second.pid).ppid(), server_socket()
-        assert server != killed
-        node.kill()
+    wait_for(lambda: is_gone(first.pid), "the rank's end")
+    assert first.wait(1) == "its process is gone, and so is the fork server that knew why"
+    second = fork_rank()
+    server, path = psutil.Process(second.pid).ppid(), server_socket()
+    assert server != killed
+    raylet.kill()
 
     wait_for(lambda: is_gone(second.pid) and is_gone(server), "their end")
     assert not path.exists()

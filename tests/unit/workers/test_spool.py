@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from muonscope.contract.telemetry import StepRecord, decode_record, read_frames
+from tests.examples import dear
 from workers.errors import SpoolFull
 from workers.spool import (
     SHIPPER_LOCK,
@@ -47,7 +48,7 @@ def read_all(directory: Path, limit: int) -> list[StepRecord]:
     return records
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=dear(40), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     norms=st.lists(st.integers(0, 40), min_size=1, max_size=60),
     segment_bytes=st.integers(1, 4000),
