@@ -13,8 +13,9 @@ INPUTS := pyproject.toml requirements.lock hatch_build.py \
 	$(shell find service/dashboard/web -name node_modules -prune -o -type f -print)
 # State of the services that `make demo` and `make up` start: both show the same record.
 export MUONSCOPE_HOME ?= $(CURDIR)/.muonscope
-# On machines without a GPU torch's compiler costs seconds of start and changes no number that is tested here.
-TEST_ENVIRONMENT := TORCHDYNAMO_DISABLE=1 OMP_NUM_THREADS=1 DS_ACCELERATOR=cpu
+# On machines without a GPU torch's compiler costs seconds of start and changes no number that is tested here; the numbers
+# are float32's, whatever the processor multiplies fast.
+TEST_ENVIRONMENT := TORCHDYNAMO_DISABLE=1 OMP_NUM_THREADS=1 DS_ACCELERATOR=cpu MUON_CORE_CPU_DTYPE=float32
 PYTEST := $(TEST_ENVIRONMENT) $(BIN)/python -m pytest
 # What shares something slow to start stays together, as tests/conftest.py says.
 SIDE_BY_SIDE := --numprocesses logical --maxprocesses 4 --no-loadscope-reorder
@@ -87,7 +88,8 @@ acceptance: .venv/installed-dev ## A release, byte-gpt, the tutorial, the dashbo
 	$(PYTEST) tests -m acceptance $(ARGS)
 
 bench: .venv/installed-dev ## Print measured numbers on the CPU.
-	$(PYTEST) tests/benchmarks -s -m 'benchmark and not gpu and not multi_gpu' $(ARGS)
+	$(TEST_ENVIRONMENT) MUON_CORE_CPU_DTYPE=auto $(BIN)/python -m pytest tests/benchmarks -s \
+		-m 'benchmark and not gpu and not multi_gpu' $(ARGS)
 
 .PHONY: screenshots
 screenshots: .venv/installed-dev ## Train the published table and take the pictures in docs/screenshots (ARGS=--only ...).

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from muon_core.kernels import Guard, device_has_kernels, shape_has_kernels
+from muon_core.large_matrices import orthogonalize_large_
 from muon_core.newton_schulz import (
     ITERATION_DTYPES,
     coefficient_schedule,
     default_iteration_dtype,
+    goes_one_by_one,
     orthogonalize,
     takes_kernels,
 )
@@ -53,13 +55,17 @@ def orthogonalize_directions_(
         max_elements: the largest batch: what is held besides the directions. The kernels have their own bound.
     """
     pieces, blocks = split_into_blocks(directions, shapes)
-    if pieces and takes_kernels(pieces[0], iteration_dtype or default_iteration_dtype(pieces[0].device)):
-        pieces, blocks = _orthogonalize_on_kernels_(pieces, blocks, ns_method, ns_steps, iteration_dtype)
+    if not pieces:
+        return
+    dtype = iteration_dtype or default_iteration_dtype(pieces[0].device)
+    if takes_kernels(pieces[0], dtype):
+        pieces, blocks = _orthogonalize_on_kernels_(pieces, blocks, ns_method, ns_steps, dtype)
+    pieces, blocks = _orthogonalize_one_by_one_(pieces, blocks, ns_method, ns_steps, dtype)
     for positions in batches_of_equal_shape(blocks, max_elements):
         shape = blocks[positions[0]]
         views = [pieces[i].view(blocks[i].batch, shape.rows, shape.cols) for i in positions]
         stacked = torch.cat(views) if len(views) > 1 else views[0]
-        updates = orthogonalize(stacked, ns_method=ns_method, ns_steps=ns_steps, iteration_dtype=iteration_dtype)
+        updates = orthogonalize(stacked, ns_method=ns_method, ns_steps=ns_steps, iteration_dtype=dtype)
         if shape.aspect_scale != 1.0:
             updates.mul_(shape.aspect_scale)
         for view, update in zip(views, updates.split([view.size(0) for view in views]), strict=True):
@@ -87,7 +93,7 @@ def _orthogonalize_on_kernels_(
     blocks: Sequence[MatrixShape],
     ns_method: str,
     ns_steps: int,
-    iteration_dtype: torch.dtype | None,
+    dtype: torch.dtype,
 ) -> tuple[list[Tensor], list[MatrixShape]]:
     """Orthogonalize in place what the kernels take; return the rest."""
     from muon_core.kernels.orthogonalize import step_matrices_
@@ -101,8 +107,23 @@ def _orthogonalize_on_kernels_(
             [blocks[i].aspect_scale for i in mine],
             ns_method=ns_method,
             schedule=coefficient_schedule(ns_method, ns_steps),
-            dtype=iteration_dtype or default_iteration_dtype(pieces[0].device),
+            dtype=dtype,
         )
+    return [pieces[i] for i in rest], [blocks[i] for i in rest]
+
+
+def _orthogonalize_one_by_one_(
+    pieces: Sequence[Tensor], blocks: Sequence[MatrixShape], ns_method: str, ns_steps: int, dtype: torch.dtype
+) -> tuple[list[Tensor], list[MatrixShape]]:
+    """Orthogonalize in place what is large on a CPU; return the rest."""
+    mine = [
+        i for i, block in enumerate(blocks) if block.numel and goes_one_by_one(pieces[i], dtype, block.rows, block.cols)
+    ]
+    rest = sorted(set(range(len(blocks))) - set(mine))
+    views = [view for i in mine for view in pieces[i].view(blocks[i].batch, blocks[i].rows, blocks[i].cols)]
+    scales = [blocks[i].aspect_scale for i in mine for _ in range(blocks[i].batch)]
+    schedule = coefficient_schedule(ns_method, ns_steps)
+    orthogonalize_large_(views, views, scales, ns_method=ns_method, schedule=schedule)
     return [pieces[i] for i in rest], [blocks[i] for i in rest]
 
 

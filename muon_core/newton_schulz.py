@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from muon_core.kernels import device_has_kernels, shape_has_kernels
+from muon_core.large_matrices import is_large, orthogonalize_large_
 from muon_core.parameters import MatrixShape
+from muon_core.processor import cpu_iteration_dtype
 
 NS_METHODS: Final = ("standard", "gram", "polar_express")
 
@@ -67,8 +69,8 @@ def coefficient_schedule(ns_method: str, ns_steps: int) -> list[Coefficients]:
 
 
 def default_iteration_dtype(device: torch.device) -> torch.dtype:
-    """float16 where tensor cores make it the fastest exact choice, float32 on the CPU, which computes it faster."""
-    return torch.float32 if device.type == "cpu" else torch.float16
+    """float16 where tensor cores make it the fastest exact choice; on a CPU what `processor` says."""
+    return cpu_iteration_dtype() if device.type == "cpu" else torch.float16
 
 
 def orthogonalize(
@@ -103,8 +105,13 @@ def orthogonalize(
     dtype = iteration_dtype or default_iteration_dtype(matrix.device)
     if takes_kernels(matrix, dtype) and shape_has_kernels(*matrix.shape[-2:]):
         return _orthogonalize_on_kernels(matrix, ns_method, schedule, dtype)
-    # One 3-D path for one matrix and for many: the products then round alike whatever the batch.
     batch_BMN = matrix.reshape(-1, *matrix.shape[-2:])
+    if goes_one_by_one(matrix, dtype, *matrix.shape[-2:]):
+        result_BMN = torch.empty_like(batch_BMN, memory_format=torch.contiguous_format)
+        count = len(batch_BMN)
+        orthogonalize_large_(list(batch_BMN), list(result_BMN), [1.0] * count, ns_method=ns_method, schedule=schedule)
+        return result_BMN.reshape(matrix.shape)
+    # One 3-D path for one matrix and for many: the products then round alike whatever the batch.
     x_BMN = _normalized(batch_BMN).to(dtype)
     is_tall = x_BMN.size(-2) > x_BMN.size(-1)
     x_Bnm = x_BMN.mT if is_tall else x_BMN
@@ -118,6 +125,11 @@ def takes_kernels(matrix: Tensor, iteration_dtype: torch.dtype) -> bool:
     """Whether a tensor's device and dtypes are ones that `muon_core.kernels` takes."""
     has_dtypes = iteration_dtype in (torch.float16, torch.bfloat16) and matrix.dtype != torch.float64
     return has_dtypes and device_has_kernels(matrix.device)
+
+
+def goes_one_by_one(matrix: Tensor, iteration_dtype: torch.dtype, rows: int, cols: int) -> bool:
+    """Whether a matrix of this shape is one for `large_matrices`."""
+    return matrix.device.type == "cpu" and iteration_dtype == torch.float32 and is_large(rows, cols)
 
 
 def _orthogonalize_on_kernels(

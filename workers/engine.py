@@ -192,6 +192,10 @@ def describe_engine(engine: Any, precision: Precision) -> dict[str, Any]:
     labels = []
     if not on_gpu and precision is Precision.FP16:
         labels.append("fp16 emulated on CPU")
+    optimizer = getattr(engine.optimizer, "optimizer", None)
+    iterated_in = None
+    if isinstance(optimizer, muon_core.ZeroMuon):
+        iterated_in = str(optimizer.iteration_dtype or optimizer.default_dtype).removeprefix("torch.")
     return {
         "versions": {
             "python": platform.python_version(),
@@ -207,6 +211,7 @@ def describe_engine(engine: Any, precision: Precision) -> dict[str, Any]:
         "labels": labels,
         "environment_variables": recorded_environment(),
         "torch_threads": torch.get_num_threads(),
+        "iteration_dtype": iterated_in,
     }
 
 

@@ -45,8 +45,8 @@ _PACKAGES: Final = ("torch", "deepspeed", "workers", "muon_core", "muonscope")
 _OWN_PACKAGES: Final = ("workers", "muon_core", "muonscope")
 # Variables that libraries read when they are imported or loaded, by how their names begin.
 _READ_AT_IMPORT: Final = (
-    "CUDA_HOME", "CUDA_MODULE", "DEEPSPEED", "DS_", "KMP_", "LD_", "MKL_", "OMP_", "OPENBLAS", "PYTHON", "PYTORCH",
-    "TORCH", "TRITON",
+    "CUDA_HOME", "CUDA_MODULE", "DEEPSPEED", "DS_", "KMP_", "LD_", "MKL_", "MUON_CORE_", "OMP_", "OPENBLAS",
+    "PYTHON", "PYTORCH", "TORCH", "TRITON",
 )  # fmt: skip
 _PER_RANK: Final = ("PYTHONPATH",)
 

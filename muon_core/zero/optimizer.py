@@ -28,7 +28,7 @@ from muon_core.muon import (
     validate_iteration_dtype,
     validate_settings,
 )
-from muon_core.newton_schulz import ITERATION_DTYPES, coefficient_schedule
+from muon_core.newton_schulz import ITERATION_DTYPES, coefficient_schedule, default_iteration_dtype
 from muon_core.parameters import MatrixShape, Routed, build_param_groups, full_shape, route_parameters
 from muon_core.zero.clipping import CLIP_SCOPES, Clipping, ClipScope
 from muon_core.zero.exchange import DEFAULT_BUCKET_ELEMENTS, Exchange, ExchangePlan, plan_exchange
@@ -74,6 +74,8 @@ class ZeroMuon(torch.optim.Optimizer):
         self.step_ordering = step_ordering
         self.clip_scope: ClipScope = clip_scope
         self.iteration_dtype = iteration_dtype
+        self.default_dtype = torch.float32
+        """What is iterated in where `iteration_dtype` is None; the same on every rank, by `attach`."""
         self.bucket_elements = bucket_elements
         self.schedule_counts_discarded_steps = schedule_counts_discarded_steps
         self.ns_calls = 0
@@ -190,7 +192,7 @@ class ZeroMuon(torch.optim.Optimizer):
             shapes,
             ns_method=group["ns_method"],
             ns_steps=group["ns_steps"],
-            iteration_dtype=self.iteration_dtype,
+            iteration_dtype=self.iteration_dtype or self.default_dtype,
             max_elements=self.bucket_elements,
         )
         self.ns_calls += len(items)
@@ -289,6 +291,7 @@ class ZeroMuon(torch.optim.Optimizer):
             )
         self._engine = weakref.ref(engine)
         self._partitions, self.stage = partitions, partitions.stage
+        self.default_dtype = default_iteration_dtype(partitions.device)
         wire_dtype = self._wire_dtype or engine._config.communication_data_type or torch.float32
         self._exchange = Exchange(partitions.process_group, wire_dtype)
         for partition in partitions.partitions:
@@ -402,13 +405,14 @@ def attach(engine: Any, optimizer: ZeroMuon) -> None:
         digest = optimizer.partitions.digest()
     except Exception as error:  # Whatever it is: the other ranks wait for this one's answer.
         refusal = error
-    said: list[tuple[str, str, str] | None] = [None] * dist.get_world_size()
+    said: list[tuple[str, str, str, torch.dtype] | None] = [None] * dist.get_world_size()
+    dtype = optimizer.default_dtype
     if isinstance(refusal, UnsupportedSetup):
-        mine = ("", refusal.reason, refusal.remedy)
+        mine = ("", refusal.reason, refusal.remedy, dtype)
     elif refusal is not None:
-        mine = ("", f"{type(refusal).__name__}: {refusal}", "see what that rank raised")
+        mine = ("", f"{type(refusal).__name__}: {refusal}", "see what that rank raised", dtype)
     else:
-        mine = (digest, "", "")
+        mine = (digest, "", "", dtype)
     dist.all_gather_object(said, mine)
     for rank, answer in enumerate(said):
         assert answer is not None
@@ -416,6 +420,9 @@ def attach(engine: Any, optimizer: ZeroMuon) -> None:
             raise refusal or UnsupportedSetup(f"rank {rank}: {answer[1]}", answer[2])
     if len({answer[0] for answer in said if answer is not None}) != 1:
         raise UnsupportedSetup("the ranks do not hold the same parameters", "build the same model on every rank")
+    if len({answer[3] for answer in said if answer is not None}) != 1:
+        # Processors of different kinds: which rank orthogonalizes a matrix must not decide in which dtype.
+        optimizer.default_dtype = torch.float32
     register_attachment(engine, optimizer)
 
 

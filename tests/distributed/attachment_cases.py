@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 import muon_core
+from muon_core import processor
 from muon_core.errors import UnsupportedSetup
 from muon_core.zero.precision import engine_step
 from tests.distributed.cases import WIDTHS
@@ -33,6 +34,21 @@ def misuse(*, kind: str) -> str:
     finally:
         take_down(engine)
     raise AssertionError("the attachment was accepted")
+
+
+def iterated_in(*, native_ranks: tuple[int, ...]) -> dict[str, Any]:
+    """Attach where only some ranks' processors multiply bfloat16 natively; say what is iterated in, and the weights."""
+    kept = processor._choice
+    processor._choice = torch.bfloat16 if dist.get_rank() in native_ranks else torch.float32
+    torch.manual_seed(0)
+    try:
+        config = ds_config(stage=1, fp16={"initial_scale_power": 8, "loss_scale_window": 2})
+        with muon_engine(Stack(WIDTHS), config) as (engine, optimizer):
+            _step(engine)
+            weights = torch.cat([parameter.detach().float().flatten() for parameter in engine.module.parameters()])
+            return {"dtype": str(optimizer.default_dtype), "weights": weights.cpu()}
+    finally:
+        processor._choice = kept
 
 
 def attached_twice(*, stage: int) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """What is refused before training, with the reason; and what the momentum views promise."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from tests.distributed import attachment_cases, cases
 from tests.distributed.gang import Gang
@@ -91,6 +93,17 @@ def test_an_attachment_that_would_train_something_else_is_refused_on_every_rank(
 ) -> None:
     for message in gang(2).run(attachment_cases.misuse, kind=kind):
         assert reason in message
+
+
+@pytest.mark.skipif(os.environ.get("DS_ACCELERATOR") == "cuda", reason="GPUs iterate in float16")
+def test_ranks_on_unlike_processors_all_iterate_in_float32(gang: Gangs) -> None:
+    found = {native: gang(2).run(attachment_cases.iterated_in, native_ranks=native) for native in [(), (1,), (0, 1)]}
+
+    dtypes = {native: [rank["dtype"] for rank in ranks] for native, ranks in found.items()}
+    assert dtypes.pop((0, 1)) == ["torch.bfloat16"] * 2, "the counter-check: alike ranks keep what is fast"
+    assert all(said == ["torch.float32"] * 2 for said in dtypes.values())
+    assert torch.equal(found[(1,)][0]["weights"], found[()][0]["weights"])
+    assert not torch.equal(found[(0, 1)][0]["weights"], found[()][0]["weights"])
 
 
 @pytest.mark.parametrize("stage", [2, 3])
