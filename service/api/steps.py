@@ -1,10 +1,10 @@
 """A run's record, as pages of rows, as columns for a chart, as files; its parameters and their momentum norms."""
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import Path, Query, Response
+from pydantic_core import to_json
 
 from service.analysis.downsampling import EXACT_UP_TO
 from service.api.dependencies import DatabaseDependency
@@ -158,6 +158,6 @@ def _names(fields: str | None) -> tuple[str, ...]:
 
 
 def _json(document: dict[str, Any]) -> Response:
-    # Already plain: validating a million numbers again would cost more than reading them.
-    text = json.dumps(document, separators=(",", ":"), allow_nan=False)
-    return Response(text, media_type="application/json")
+    # Already plain: validating a million numbers again would cost more than reading them. Pydantic's own writer puts
+    # floats down several times faster than the standard library's, and what is not finite as our strings.
+    return Response(to_json(document, inf_nan_mode="strings"), media_type="application/json")

@@ -152,9 +152,12 @@ def _outline_of(rows: Sequence[Any], names: Sequence[str]) -> Outline:
     first = np.maximum(begins, firsts[:, None]).reshape(-1)
     last = np.minimum(begins + BUCKET_STEPS - 1, lasts[:, None]).reshape(-1)
     values = {name: _pairs_of(rows, name) for name in names}
-    kept = first <= last
-    if not kept.all():
-        first, last, values = first[kept], last[kept], {name: pairs[kept] for name, pairs in values.items()}
+    kept = np.flatnonzero(first <= last)
+    if len(kept) < len(first):
+        # Mostly it is the ends alone that are cut: a slice, which copies nothing.
+        is_one_piece = kept[-1] - kept[0] + 1 == len(kept)
+        chosen = slice(kept[0], kept[-1] + 1) if is_one_piece else kept
+        first, last, values = first[chosen], last[chosen], {name: pairs[chosen] for name, pairs in values.items()}
     return Outline(first, last, values, _marked_steps(rows, names))
 
 
