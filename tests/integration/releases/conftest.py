@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +31,33 @@ def installed(version: str) -> Path:
 
 
 @pytest.fixture(scope="session")
-def train() -> Train:
+def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
     """`train(version, specs)` trains each spec under that release; None is the installed DeepSpeed."""
+    log = tmp_path_factory.mktemp("releases") / "ranks.log"
+    command = [sys.executable, "-m", "tests.integration.releases.ranks"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment,
+            cwd=REPOSITORY,
+        ) as process,
+    ):  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        orders, answers = process.stdin, process.stdout
 
-    def run(version: str | None, specs: list[dict[str, Any]]) -> list[Any]:
-        front = [] if version is None else [str(installed(version))]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*front, str(REPOSITORY)])}
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.integration.releases.ranks"],
-            input=json.dumps(specs), capture_output=True, text=True, timeout=120, env=environment, cwd=REPOSITORY,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-3000:]
-        results: list[Any] = json.loads(done.stdout)
-        for result in results:
-            assert "crash" not in result, result["crash"]
-        return results
+        def run(version: str | None, specs: list[dict[str, Any]]) -> list[Any]:
+            folder = None if version is None else str(installed(version))
+            orders.write(json.dumps({"folder": folder, "specs": specs}) + "\n")
+            orders.flush()
+            answer = answers.readline()
+            assert answer, log.read_text()[-3000:]
+            results: list[Any] = json.loads(answer)
+            for result in results:
+                assert "crash" not in result, result["crash"] + log.read_text()[-3000:]
+            return results
 
-    return run
+        yield run
+        orders.close()
+        process.wait(10)

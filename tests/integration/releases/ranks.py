@@ -1,8 +1,10 @@
-"""Train specs under whatever DeepSpeed stands in front, in ranks forked from one process that has imported it.
+"""Train specs under whatever DeepSpeed is asked for, in ranks forked from one process that has imported torch.
 
-    PYTHONPATH=<a release's folder>:<repository> python -m tests.integration.releases.ranks < specs.json
+    python -m tests.integration.releases.ranks
 
-Standard input holds a list of specs; the last line of standard output is a list of what came of each, rank 0's view.
+Each line of standard input is an order: `{"folder": a release's, or null for the installed one, "specs": [...]}`. Each
+line of standard output answers one, with a list of what came of each spec, rank 0's view. DeepSpeed is imported by a
+process of the order's own, in which the release's folder stands in front of the import path.
 """
 
 import json
@@ -18,6 +20,7 @@ from tests.integration.workers.local_ray import free_ports
 from workers.environment import keep_compiler_unloaded, prepare_environment
 
 CASE_LIMIT_S = 60.0
+ORDER_LIMIT_S = 120.0
 
 
 def main() -> None:
@@ -26,13 +29,37 @@ def main() -> None:
 
     keep_compiler_unloaded()
     torch.set_num_threads(1)
+
+    # stdout is the answers'; a release that prints must not spoil them.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        answers.write(json.dumps(_follow(**json.loads(line))) + "\n")
+        answers.flush()
+
+
+def _follow(folder: str | None, specs: list[dict[str, Any]]) -> list[Any]:
+    """Carry an order out in a process of its own."""
+    ours, theirs = mp.get_context("fork").Pipe()
+    process = mp.get_context("fork").Process(target=_import_and_train, args=(folder, specs, theirs))
+    process.start()
+    theirs.close()
+    try:
+        came_of_it: list[Any] = ours.recv() if ours.poll(ORDER_LIMIT_S) else [{"crash": "no answer to the order"}]
+    except EOFError:
+        process.join()
+        came_of_it = [{"crash": f"the order's process ended by itself, exit code {process.exitcode}"}]
+    process.kill()
+    process.join()
+    return came_of_it
+
+
+def _import_and_train(folder: str | None, specs: list[dict[str, Any]], answer: Connection) -> None:
+    if folder is not None:
+        sys.path.insert(0, folder)
     import tests.integration.workers.training_cases  # noqa: F401
 
-    # stdout is the answer's; a release that prints must not spoil it.
-    answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    answer.write(json.dumps([_train(spec) for spec in json.load(sys.stdin)]))
-    answer.close()
+    answer.send([_train(spec) for spec in specs])
 
 
 def _train(spec: dict[str, Any]) -> Any:
