@@ -34,7 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module")  # Playwright keeps an event loop running: none may be left to other tests
 def browser() -> Iterator[Browser]:
-    with launched() as browser:
+    # One process draws all tabs: what it has compiled for one page is there for the next.
+    with launched("--renderer-process-limit=1") as browser:
         yield browser
 
 
