@@ -4,6 +4,7 @@ A folder's conftest imports those it needs.
 """
 
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,10 @@ def opened(url: str) -> Iterator[Database]:
     try:
         yield database
     finally:
+        # A server's thread may be about to give one back after its last byte: a pool disposed of would not close it.
+        deadline = time.monotonic() + 5
+        while database.engine.pool.checkedout() and time.monotonic() < deadline:  # type: ignore[attr-defined]
+            time.sleep(0.005)
         database.dispose()
 
 

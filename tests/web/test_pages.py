@@ -184,6 +184,7 @@ def test_a_comparison_is_the_same_in_a_second_browser(site: Site, open_page: Ope
     expect(first.get_by_text("First divergence at step 0.")).to_be_visible()
     first.keyboard.press("J")
     first.keyboard.press("J")
+    first.wait_for_url("**step=1*")
     second = open_page(first.url.removeprefix(site.address), apart=True).page
     expect(second.get_by_role("heading", name="At step 1")).to_be_visible()
     config = second.locator("section", has=second.get_by_role("heading", name="Config"))
