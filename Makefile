@@ -58,10 +58,20 @@ up: .venv/installed ## Start the service here, on port 8800 (ARGS="--port 8801" 
 
 .PHONY: check format test acceptance faults soak mutants golden bench bench-gpu
 check: .venv/installed-dev ## Formatting, lint, types, import rules; the dashboard's types where Node's packages are.
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target check-types check-web check-format check-imports
+
+.PHONY: check-format check-types check-imports check-web
+check-format:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+check-types:
 	$(BIN)/mypy
+
+check-imports:
 	$(BIN)/lint-imports
+
+check-web:
 	@if [ -d service/dashboard/web/node_modules ]; then \
 		PATH="$(CURDIR)/$(BIN):$$PATH" npm --prefix service/dashboard/web run --silent check; fi
 

@@ -90,6 +90,8 @@ class Run(Base):
             sqlite_where=text("status = 'queued'"),
         ),
         Index("ix_run_status_id", "status", "id"),
+        # The table's own order: its first page is read, not sorted.
+        Index("ix_run_created_at_id", "created_at", "id"),
         Index("ix_run_experiment_id_position", "experiment_id", "position"),
     )
 
