@@ -61,17 +61,17 @@ check: .venv/installed-dev ## Formatting, lint, types, import rules; the dashboa
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target check-types check-web check-format check-imports
 
 .PHONY: check-format check-types check-imports check-web
-check-format:
+check-format: ## Formatting and lint.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-check-types:
+check-types: ## Types.
 	$(BIN)/mypy
 
-check-imports:
+check-imports: ## Which package may import which.
 	$(BIN)/lint-imports
 
-check-web:
+check-web: ## The dashboard's types and lint.
 	@if [ -d service/dashboard/web/node_modules ]; then \
 		PATH="$(CURDIR)/$(BIN):$$PATH" npm --prefix service/dashboard/web run --silent check; fi
 

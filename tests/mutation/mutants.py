@@ -84,6 +84,35 @@ NEWTON_SCHULZ = _mutants(
     ),
 )
 
+LARGE_MATRICES = _mutants(
+    "large_matrices.py",
+    UNIT + "test_large_matrices.py::",
+    (
+        "one half is copied, not mirrored",
+        "out[upper, lower].copy_(below.mT)",
+        "out[upper, lower].copy_(below[: half, : n - half].reshape(half, n - half))",
+        "test_a_symmetric_product_is_right_and_mirrored",
+    ),
+    (
+        "the Gram form of a large matrix never restarts",
+        "GRAM_RESTART_AFTER: Final = 3",
+        "GRAM_RESTART_AFTER: Final = 9",
+        "test_large_matrices_equal_the_float64_reference",
+    ),
+    (
+        "the square of a large matrix has the other factor",
+        "symmetric_product_(gram, gram, out, alpha=c, c=gram, beta=b)",
+        "symmetric_product_(gram, gram, out, alpha=b, c=gram, beta=b)",
+        "test_large_matrices_equal_the_float64_reference",
+    ),
+    (
+        "a tall matrix is taken as it lies",
+        "self._is_tall = rows > cols",
+        "self._is_tall = False",
+        "test_large_matrices_equal_the_float64_reference",
+    ),
+)
+
 MUON = _mutants(
     "muon.py",
     UNIT + "test_muon.py::",
@@ -511,6 +540,7 @@ CONSOLIDATED = _mutants(
 
 MUTANTS = (
     *NEWTON_SCHULZ,
+    *LARGE_MATRICES,
     *MUON,
     *PARAMETERS,
     *LAYOUT,

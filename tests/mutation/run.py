@@ -25,7 +25,14 @@ from pathlib import Path
 from mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
-NEEDED = ("tests/conftest.py", "tests/distributed", "tests/unit/muon_core", "tests/golden", "pyproject.toml")
+NEEDED = (
+    "tests/conftest.py",
+    "tests/examples.py",
+    "tests/distributed",
+    "tests/unit/muon_core",
+    "tests/golden",
+    "pyproject.toml",
+)
 LIMIT_S = 150
 # pytest's own exit codes: all passed, and some failed. Any other says that the killers did not run.
 PASSED, FAILED = 0, 1
