@@ -144,8 +144,11 @@ class Server(uvicorn.Server):
             self._app.state.controller.close("the service is draining before it ends")
             self._drainer = asyncio.get_event_loop().create_task(self._end_when_drained())
             return
-        self.end()
+        if not self.should_exit:
+            logger.info("ending", extra={"action": "ending"})
+        # First: an exit that was asked for already makes an interrupt a forced one.
         super().handle_exit(sig, frame)
+        self.end()
 
     def forget_address(self) -> None:
         """Take back the address that this service has left for commands, unless another one's is there by now."""

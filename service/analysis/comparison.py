@@ -185,6 +185,10 @@ def _share_steps(a: Side, b: Side) -> bool:
     return bool(np.isin(a.columns.step, b.columns.step).any())
 
 
+_BEFORE_THE_CHECK: Final = frozenset({"loss_scale_before", "loss", "lr"})
+"""What differs in these does so whatever a step does about an overflow."""
+
+
 def _explain(divergence: Divergence | None, a: Side, b: Side, difference: Sequence[Mapping[str, Any]]) -> str:
     if divergence is None:
         return "The two records are equal, step by step, to the last bit."
@@ -193,7 +197,7 @@ def _explain(divergence: Divergence | None, a: Side, b: Side, difference: Sequen
     step, scalar = divergence.step, divergence.scalars[0]
     begin = f"The records first differ at step {step}, in {scalar.replace('_', ' ')}"
     overflowed = [bool(side.columns.overflow[side.at(step)]) for side in (a, b)]
-    if all(overflowed):
+    if all(overflowed) and not _BEFORE_THE_CHECK & set(divergence.scalars):
         return f"{begin}: both overflowed, and the step is discarded; what it left in the momentum differs."
     clips = any(side.spec.get("gradient_clipping") for side in (a, b))
     ordering_differs = any(entry["field"] == "step_ordering" for entry in difference)

@@ -99,6 +99,28 @@ def test_clipping_is_named_as_the_cause_where_no_overflow_is() -> None:
     assert "step_ordering" in without
 
 
+@pytest.mark.parametrize(
+    ("scales", "is_told"), [((65536.0, 65536.0), True), ((65536.0, 1048576.0), False)], ids=["one scale", "two scales"]
+)
+def test_a_discarded_step_is_blamed_only_where_nothing_before_it_differs(
+    scales: tuple[float, float], is_told: bool
+) -> None:
+    one, other = (
+        side(
+            spec={"loss_scale": {"initial_power": scale}},
+            discarded=[0],
+            loss_scale_before=[scale] * 4,
+            momentum_norm=[norm, 1.0, 1.0, 1.0],
+        )
+        for scale, norm in zip(scales, (0.0, math.inf), strict=True)
+    )
+
+    explanation = compare(one, other)["explanation"]
+
+    assert ("what it left in the momentum differs" in explanation) is is_told
+    assert ("the specs differ in loss_scale" in explanation) is not is_told
+
+
 def test_differing_parameters_come_with_the_largest_difference_first() -> None:
     one, other = array("f", [1.0, 2.0, NAN, 4.0]).tobytes(), array("f", [1.5, 2.0, NAN, 9.0]).tobytes()
     assert differing_parameters(one, other) == [3, 0]
