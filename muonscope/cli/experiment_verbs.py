@@ -1,5 +1,7 @@
 """Verbs about experiments: run, show, ls."""
 
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -143,7 +145,9 @@ def _dashboard(address: str, home: Path | None) -> str:
     if home is None:
         return f"dashboard: {address}"
     folder = f"MUONSCOPE_HOME={home} " if home != Path("~/.muonscope").expanduser() else ""
-    return f"dashboard: {address}, once `{folder}muonscope up` serves this record again"
+    # As it was started: the command need not be on the path.
+    command = shlex.join([sys.argv[0], "up"]) if sys.argv[0].endswith("muonscope") else "muonscope up"
+    return f"dashboard: {address}, once `{folder}{command}` serves this record again"
 
 
 def _wait_for_interrupt(screen: Screen) -> None:

@@ -164,6 +164,8 @@ class Deliverer:
 
     def due(self) -> list["Message"]:
         """Take on what is due and not being sent yet, within the limits. Blocks."""
+        # Before the read: what is recorded and let go of during it is among its rows still, and was sent.
+        sent = set(self._in_flight)
         with self._database.read() as session:
             rows = [
                 Message(row.uid, row.alert_id, row.alert.uid, row.alert.url, row.alert.key_id, row.body.encode())
@@ -172,7 +174,7 @@ class Deliverer:
         taken: list[Message] = []
         busy = Counter(self._in_flight.values())
         for row in rows:
-            if row.uid in self._in_flight or busy[row.alert_id] >= IN_FLIGHT_A_RULE:
+            if row.uid in sent or busy[row.alert_id] >= IN_FLIGHT_A_RULE:
                 continue
             if len(self._in_flight) >= IN_FLIGHT:
                 break

@@ -68,8 +68,15 @@ def ranks_are_gone(controller: FakeController) -> bool:
 @pytest.fixture(scope="module")
 def waiting(cluster: LocalRay) -> set[int]:
     """The worker processes that wait for the first attempt."""
-    wait_until(lambda: len(cluster.idle_workers()) >= 2, START_LIMIT_S, "idle workers")
-    return set(cluster.idle_workers())
+    # One that still starts may be seen now and not in the next moment: what is returned is what was seen.
+    seen: list[set[int]] = []
+
+    def are_two() -> bool:
+        seen.append(set(cluster.idle_workers()))
+        return len(seen[-1]) >= 2
+
+    wait_until(are_two, START_LIMIT_S, "idle workers")
+    return seen[-1]
 
 
 @pytest.fixture(scope="module")

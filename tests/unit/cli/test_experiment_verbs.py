@@ -174,9 +174,13 @@ def test_experiments_are_listed_over_all_pages(command: RunCommand, service: Fak
     assert [line.split()[0] for line in lines] == ["experiment", "e1", "e0"]
 
 
-def test_the_dashboard_of_a_service_that_ends_is_said_with_the_command_that_serves_it_again() -> None:
+def test_the_dashboard_of_a_service_that_ends_is_said_with_the_command_that_serves_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     address = "http://127.0.0.1:8800/ui/experiments/e1"
 
     assert _dashboard(address, None) == f"dashboard: {address}"
     assert "MUONSCOPE_HOME=/data/m muonscope up" in _dashboard(address, Path("/data/m"))
     assert "`muonscope up`" in _dashboard(address, Path("~/.muonscope").expanduser())
+    monkeypatch.setattr("sys.argv", ["/a b/bin/muonscope", "experiment", "run"])
+    assert "`'/a b/bin/muonscope' up`" in _dashboard(address, Path("~/.muonscope").expanduser())

@@ -298,6 +298,28 @@ def test_a_slow_receiver_takes_two_places_and_leaves_the_others_to_others(
     assert len(deliveries(desk.database, slow)) == 4
 
 
+def test_a_message_whose_sending_ends_while_others_are_looked_for_is_not_sent_again(
+    desk: Desk, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch(desk, receiver.url, kind="status", statuses=["queued"])
+    deliverer, real = desk.loop._deliverer, AlertRepository.due
+    monkeypatch.setattr(deliverer, "due", lambda: [])
+    desk.submit()
+    desk.tick(2)
+    monkeypatch.undo()
+    assert len(deliverer.due()) == 1
+
+    def read_as_it_was(self: AlertRepository, limit: int) -> Any:
+        rows = real(self, limit)
+        deliverer._in_flight.clear()
+        return rows
+
+    monkeypatch.setattr(AlertRepository, "due", read_as_it_was)
+    assert deliverer.due() == []
+    # The control: what is not being sent is taken on.
+    assert len(deliverer.due()) == 1
+
+
 def test_a_rule_that_looks_again_at_what_it_has_told_tells_it_once(desk: Desk, receiver: Receiver) -> None:
     alert = watch(desk, receiver.url, kind="status", statuses=["failed"])
     fail(desk)
