@@ -144,13 +144,7 @@ class Installation:
 
     def steps(self, run_id: str) -> list[int]:
         """The numbers of the stored steps, in their order."""
-        found: list[int] = []
-        start: int | None = 0
-        while start is not None:
-            page = self.client.get(f"/runs/{run_id}/steps", params={"start": start, "limit": 1000}).json()
-            found += [step["step"] for step in page["steps"]]
-            start = page["next_start"]
-        return found
+        return stored_steps(self.client, run_id)
 
     def wait(self, condition: Callable[[], Any], limit_s: float = LIMIT_S, what: str = "the condition") -> float:
         began = time.monotonic()
@@ -195,6 +189,17 @@ class Installation:
             self.client.post(f"/runs/{run_id}/stop")
         for run_id in live:
             self.wait_for(run_id, *ENDED, limit_s=30)
+
+
+def stored_steps(client: httpx.Client, run_id: str) -> list[int]:
+    """Return the numbers of a run's stored steps, in their order, over all pages."""
+    found: list[int] = []
+    start: int | None = 0
+    while start is not None:
+        page = client.get(f"/runs/{run_id}/steps", params={"start": start, "limit": 1000}).json()
+        found += [step["step"] for step in page["steps"]]
+        start = page["next_start"]
+    return found
 
 
 def processes_with(*words: str) -> list[psutil.Process]:

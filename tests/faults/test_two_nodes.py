@@ -15,7 +15,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from tests.installation import ENDED, REPOSITORY, STEADY
+from tests.installation import ENDED, REPOSITORY, STEADY, stored_steps
 from tests.machines import Machine, short_folder, wait_until
 
 DESK, HEAD, NODE = "10.77.0.1", "10.77.0.11", "10.77.0.12"
@@ -101,13 +101,7 @@ class Site:
         return [event["detail"]["step"] for event in events if event["kind"] == "checkpoint"]
 
     def steps(self, run_id: str) -> list[int]:
-        found: list[int] = []
-        start: int | None = 0
-        while start is not None:
-            page = self.client.get(f"/runs/{run_id}/steps", params={"start": start, "limit": 1000}).json()
-            found += [step["step"] for step in page["steps"]]
-            start = page["next_start"]
-        return found
+        return stored_steps(self.client, run_id)
 
     # -- its machines ------------------------------------------------------------------------------------------------
 
