@@ -150,6 +150,9 @@ def _ship_while_written(shipper: Shipper) -> bool:
         except ControllerAway as away:
             if orphaned_at is not None and time.monotonic() - orphaned_at > ORPHAN_PATIENCE_S:
                 return False
+            if not shipper.directory.exists():
+                # The driver has settled this spool meanwhile, and removed it; what was read of it is still open here.
+                return False
             time.sleep(pauses.next(away.retry_after_s))
             continue
         pauses.reset()

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from muonscope.contract.run_spec import MAX_NAME_LENGTH, PlainText, plain_text
+from muonscope.contract.run_spec import MAX_NAME_LENGTH, Integer, PlainText, Real, plain_text
 from muonscope.contract.status import RunStatus, Verdict
 
 MAX_URL_LENGTH = 2000
@@ -32,8 +32,8 @@ class DiscardedShareCondition(_Part):
     """Of a run's recorded steps, more than this share was discarded; told once a run."""
 
     kind: Literal["discarded_share"] = "discarded_share"
-    share: float = Field(ge=0, lt=1)
-    after_steps: Annotated[int, Field(strict=True, ge=1)] = 10
+    share: Real = Field(ge=0, lt=1)
+    after_steps: Integer = Field(10, ge=1)
     """The fewest recorded steps that say something."""
 
 
@@ -41,7 +41,7 @@ class SilenceCondition(_Part):
     """A running run has had no new step stored for this long; told once a silence."""
 
     kind: Literal["silence"] = "silence"
-    seconds: float = Field(ge=1, le=30 * 86400)
+    seconds: Real = Field(ge=1, le=30 * 86400)
 
 
 Condition = Annotated[

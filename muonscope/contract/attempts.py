@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
-from muonscope.contract.run_spec import RunSpec
+from muonscope.contract.run_spec import Integer, Real, RunSpec
 from muonscope.contract.status import AttemptStatus, FailureKind, MomentumUnit, ParameterRoute, Phase
 from muonscope.contract.telemetry import decode_number, encode_number
 
@@ -43,9 +43,9 @@ class Enrolment(_Message):
 class CheckpointFact(_Message):
     """A checkpoint that is complete: fsynced, hashed and under its final name."""
 
-    step: int = Field(ge=1, lt=2**63)
+    step: Integer = Field(ge=1, lt=2**63)
     """The first step to attempt after loading it."""
-    total_bytes: int = Field(ge=0, lt=2**63)
+    total_bytes: Integer = Field(ge=0, lt=2**63)
     manifest_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
@@ -58,20 +58,20 @@ class CheckpointReport(_Message):
 class LoadSample(_Message):
     """What one rank's process, its node and its GPU were busy with at one moment; null: could not be measured."""
 
-    rank: int = Field(ge=0, lt=2**31)
-    at: float = Field(ge=0, lt=2**33)
+    rank: Integer = Field(ge=0, lt=2**31)
+    at: Real = Field(ge=0, lt=2**33)
     """Unix seconds, on the rank's clock."""
-    cpu_percent: float | None = Field(None, ge=0, allow_inf_nan=False)
+    cpu_percent: Real | None = Field(None, ge=0, allow_inf_nan=False)
     """Of one core, the process's own threads together, since the sample before."""
-    memory_bytes: int | None = Field(None, ge=0, lt=2**63)
+    memory_bytes: Integer | None = Field(None, ge=0, lt=2**63)
     """The process's resident memory."""
-    node_cpu_percent: float | None = Field(None, ge=0, allow_inf_nan=False)
-    node_memory_bytes: int | None = Field(None, ge=0, lt=2**63)
-    node_memory_total_bytes: int | None = Field(None, ge=0, lt=2**63)
-    gpu_percent: float | None = Field(None, ge=0, allow_inf_nan=False)
-    gpu_memory_bytes: int | None = Field(None, ge=0, lt=2**63)
+    node_cpu_percent: Real | None = Field(None, ge=0, allow_inf_nan=False)
+    node_memory_bytes: Integer | None = Field(None, ge=0, lt=2**63)
+    node_memory_total_bytes: Integer | None = Field(None, ge=0, lt=2**63)
+    gpu_percent: Real | None = Field(None, ge=0, allow_inf_nan=False)
+    gpu_memory_bytes: Integer | None = Field(None, ge=0, lt=2**63)
     """In use on the device, by whomever."""
-    gpu_memory_total_bytes: int | None = Field(None, ge=0, lt=2**63)
+    gpu_memory_total_bytes: Integer | None = Field(None, ge=0, lt=2**63)
 
 
 class LoadReport(_Message):
@@ -83,39 +83,39 @@ class LoadReport(_Message):
 class LogPiece(_Message):
     """What one rank, or the driver, has printed since the last piece."""
 
-    rank: int | None = Field(ge=0, lt=2**31)
+    rank: Integer | None = Field(ge=0, lt=2**31)
     """Null is the driver."""
-    start: int = Field(ge=0, lt=2**63)
+    start: Integer = Field(ge=0, lt=2**63)
     """The piece's first byte in all that was printed."""
-    stop: int = Field(ge=0, lt=2**63)
+    stop: Integer = Field(ge=0, lt=2**63)
     text: str = Field(max_length=MAX_LOG_PIECE)
 
 
 class LogAccepted(_Message):
-    stop: int
+    stop: Integer
     """The byte after the newest stored one: where the next piece begins."""
 
 
 class Enrolled(_Message):
     spec: RunSpec
     run_id: str
-    attempt: int
+    attempt: Integer
     """1 for a run's first attempt."""
-    epoch: int
+    epoch: Integer
     token: str
-    heartbeat_s: float
-    stall_limit_s: float
+    heartbeat_s: Real
+    stall_limit_s: Real
     """A rank without a new step for this long ends the attempt as stalled."""
-    resume_step: int = 0
+    resume_step: Integer = 0
     """The first step to attempt; above 0 the newest whole one of `checkpoints` at or before it is loaded."""
     checkpoints: tuple[CheckpointFact, ...] = ()
     """Those that attempts of this run have reported: no other folder is loaded, whatever it says of itself."""
 
 
 class ParameterFact(_Message):
-    index: int
+    index: Integer
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Integer, ...]
     route: ParameterRoute
     reason: str
 
@@ -123,20 +123,20 @@ class ParameterFact(_Message):
 class RankFact(_Message):
     """Where one rank runs, as the rank itself sees it."""
 
-    rank: int
+    rank: Integer
     node: str
-    pid: int
+    pid: Integer
     device: str
     """The visible device's name, or the processor's."""
     device_id: str | None = None
     """The physical GPU as Ray assigned it."""
-    local_rank: int = 0
+    local_rank: Integer = 0
 
 
 class AttemptFacts(_Message):
     """What an attempt is made of; a later message replaces the fields it sets."""
 
-    phases: dict[Phase, float] = Field(default_factory=dict)
+    phases: dict[Phase, Real] = Field(default_factory=dict)
     """Unix seconds on the worker's clock at which each phase ended."""
     parameters: list[ParameterFact] | None = None
     ranks: list[RankFact] | None = None
@@ -151,15 +151,15 @@ class AttemptFacts(_Message):
 
 
 class StepsAccepted(_Message):
-    stored: int
+    stored: Integer
     """Records of this batch that are now stored, repeats included."""
-    next_step: int
+    next_step: Integer
     """The step after the newest stored one."""
 
 
 class Heartbeat(_Message):
     status: AttemptStatus
-    steps_recorded: int = 0
+    steps_recorded: Integer = 0
     silent_ranks: list[int] = Field(default_factory=list)
 
 
@@ -169,36 +169,36 @@ class HeartbeatReply(_Message):
 
 class Failure(_Message):
     kind: FailureKind
-    rank: int | None = None
-    step: int | None = None
+    rank: Integer | None = None
+    step: Integer | None = None
     message: str = Field("", max_length=20_000)
 
 
 class FinalState(_Message):
     """Measured once at the end, against a snapshot taken after initialisation in the same dtype."""
 
-    parameters_moved: int | None = None
-    parameters_total: int | None = None
-    muon_parameters_moved: int | None = None
-    muon_parameters_total: int | None = None
-    parameters_changed_before_cast: int | None = None
+    parameters_moved: Integer | None = None
+    parameters_total: Integer | None = None
+    muon_parameters_moved: Integer | None = None
+    muon_parameters_total: Integer | None = None
+    parameters_changed_before_cast: Integer | None = None
     """The misleading count: against the model before DeepSpeed cast it, where casting alone moves everything."""
     max_weight_motion: Number | None = None
     """Largest 2-norm of (w - w0) over Muon-routed parameters."""
-    nonfinite_parameters: int | None = None
+    nonfinite_parameters: Integer | None = None
     parameter_motions: list[Number] | None = None
     """2-norm of (w - w0) for every trainable parameter, by index."""
     final_parameters_hash: str | None = None
     weights: str | None = Field(None, max_length=MAX_KEPT_WEIGHTS * 6)
     """Of models with at most MAX_KEPT_WEIGHTS elements, all weights by parameter index: float32, little-endian, base64.
     They say how far apart two runs end."""
-    peak_memory_bytes: int | None = None
+    peak_memory_bytes: Integer | None = None
 
 
 class AttemptOutcome(_Message):
     status: AttemptStatus
-    first_step: int = 0
-    declared_steps: int
+    first_step: Integer = 0
+    declared_steps: Integer
     """Steps recorded by this attempt: the run succeeds only when as many are stored."""
     failure: Failure | None = None
     final: FinalState | None = None

@@ -76,8 +76,15 @@ def _refuse_bool(value: Any) -> Any:
     return value
 
 
+def _refuse_other_than_bool(value: Any) -> Any:
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is no switch; give true or false")
+    return value
+
+
 Integer = Annotated[int, BeforeValidator(_refuse_other_than_number)]
 Real = Annotated[float, BeforeValidator(_refuse_bool)]
+Switch = Annotated[bool, BeforeValidator(_refuse_other_than_bool)]
 PlainText = Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
 
 
@@ -97,7 +104,7 @@ class SimpleModelTask(_Part):
     name: Literal["simple_model"] = "simple_model"
     hidden_size: Integer = Field(128, ge=1, le=8192)
     num_layers: Integer = Field(5, ge=1, le=256)
-    fixed_batch: bool = True
+    fixed_batch: Switch = True
     """The same batch every step; false draws a fresh one per step."""
 
 
@@ -152,7 +159,7 @@ class ExternalTask(_Part):
     """The file that was started."""
     optimizer: str | None = Field(None, max_length=MAX_NAME_LENGTH)
     """The class of the optimizer under ZeRO."""
-    is_open_ended: bool = False
+    is_open_ended: Switch = False
     """Nobody said how many steps there would be: the spec's `steps` is a bound, and the record says how many came."""
 
 
@@ -215,7 +222,7 @@ class LearningRateSchedule(_Part):
     decay: Literal["constant", "linear", "cosine"] = "constant"
     """What follows, down to `final_share` at the run's last step."""
     final_share: Real = Field(0.0, ge=0, le=1)
-    counts_discarded_steps: bool = False
+    counts_discarded_steps: Switch = False
     """A discarded step advances it as an applied one does; off, it waits, and the run ends before its last share."""
 
 
@@ -225,7 +232,7 @@ class OptimizerSettings(_Part):
     lr: Real = Field(0.02, ge=0)
     momentum: Real = Field(0.95, ge=0, lt=1)
     weight_decay: Real = Field(0.0, ge=0)
-    nesterov: bool = True
+    nesterov: Switch = True
     ns_method: Literal["standard", "gram", "polar_express"] = "gram"
     ns_steps: Integer = Field(5, ge=1, le=32)
     adam: AdamSettings = AdamSettings()

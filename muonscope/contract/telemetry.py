@@ -284,7 +284,9 @@ def encode_number(value: float | None) -> float | str | None:
 
 
 def decode_number(value: float | str | None) -> float | None:
-    """Undo `encode_number`; raises TelemetryError for any other string."""
+    """Undo `encode_number`; raises TelemetryError for any other string, and for a switch."""
+    if isinstance(value, bool):
+        raise TelemetryError(f"{value!r} is not a number")
     if not isinstance(value, str):
         return value
     if value not in ("NaN", "Infinity", "-Infinity"):

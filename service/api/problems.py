@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Tag
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
 from muonscope.contract.run_spec import RunSpec
 from service.errors import (
@@ -67,7 +68,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     if isinstance(error.__cause__, ServiceError):
         return render(error.__cause__)
     translated = _translate_http(request, error)
-    translated.headers = {**translated.headers, **(error.headers or {})}
+    translated.headers = {**(error.headers or {}), **translated.headers}
     return render(translated)
 
 
@@ -80,11 +81,13 @@ def _translate_http(request: Request, error: HTTPException) -> ServiceError:
                 remedy="see /openapi.json for what there is",
             )  # fmt: skip
         case 405:
-            allowed = (error.headers or {}).get("Allow") or (error.headers or {}).get("allow") or "another method"
-            return MethodNotAllowed(
+            allowed = ", ".join(_methods_at(request))
+            refused = MethodNotAllowed(
                 f"{request.method} is not offered at {path[:200]}", field="method", value=request.method,
                 remedy=f"use {allowed}",
             )  # fmt: skip
+            refused.headers = {"Allow": allowed}
+            return refused
         case 401:
             return Unauthorized(str(error.detail))
         case 403:
@@ -98,6 +101,20 @@ def _translate_http(request: Request, error: HTTPException) -> ServiceError:
         case status if status < 500:
             return InvalidInput(str(error.detail))
     return ServiceError(str(error.detail))
+
+
+def _methods_at(request: Request) -> list[str]:
+    """Return what is offered at a path: of all its routes, where Starlette's own answer knows the first alone."""
+    here = [
+        route
+        for route in request.app.routes
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+    ]
+    # `/runs/validate` is no run of that name.
+    fewest = min((len(route.param_convertors) for route in here), default=0)
+    offered = {method for route in here if len(route.param_convertors) == fewest for method in route.methods or ()}
+    # Files of the dashboard are no routes.
+    return sorted(offered) or ["GET", "HEAD"]
 
 
 async def _on_invalid_request(request: Request, error: Exception) -> Response:

@@ -6,6 +6,7 @@ from typing import Annotated, Final
 from fastapi import Body, Path
 from pydantic import BaseModel, ConfigDict, Field
 
+from muonscope.contract.run_spec import Real
 from muonscope.contract.status import LimitKind, QueueMode
 from service.api.dependencies import CallerDependency, Controller, ControllerDependency, DatabaseDependency
 from service.api.responses import Router
@@ -30,7 +31,7 @@ class Reason(BaseModel):
 class LimitIn(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    max_gpus: float = Field(ge=0, le=_MOST_GPUS, allow_inf_nan=False)
+    max_gpus: Real = Field(ge=0, le=_MOST_GPUS, allow_inf_nan=False)
     """Held at once by all runs of this user, or with this tag."""
 
 

@@ -22,7 +22,7 @@ import pytest
 
 from tests.installation import ENDED, STEADY, Installation, is_gone, processes_with
 from workers.environment import extensions_folder
-from workers.shipper import count_records
+from workers.shipper import DRAINED_LINGER_S, count_records
 from workers.spool import spool_directory
 
 FRESH_DATA = {"name": "simple_model", "fixed_batch": False}
@@ -213,7 +213,8 @@ def test_f6_a_silent_driver_is_replaced_and_what_wakes_up_late_writes_nothing(tr
     before = stored_of_the_first()
     assert count_records(spool_directory(f"run-{run_id}-a1")) > before
     late.resume()
-    training.wait(lambda: is_gone(late.pid), 30, "the late shipper is refused and ends")
+    # Where its writer has died meanwhile it leaves its spool to a driver that may still come.
+    training.wait(lambda: is_gone(late.pid), DRAINED_LINGER_S + 30, "the late shipper is refused and ends")
     training.stop(run_id)
 
     assert stored_of_the_first() == before

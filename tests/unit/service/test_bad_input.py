@@ -198,7 +198,11 @@ def test_a_bad_address_or_query_is_a_problem_document(refusing: Client, method: 
 
 def test_a_405_says_what_is_offered(refusing: Client) -> None:
     response = refusing.delete("/runs")
-    assert "GET" in response.headers["allow"] or "POST" in response.headers["allow"]
+    assert set(response.headers["allow"].split(", ")) == {"GET", "POST"}
+    assert "GET, POST" in response.json()["remedy"]
+    # Not what is offered at /runs/{run_id}.
+    assert refusing.options("/runs/validate").headers["allow"] == "POST"
+    assert refusing.put("/queue/limits").headers["allow"] == "GET"
 
 
 def test_an_unknown_host_is_refused(refusing: Client) -> None:

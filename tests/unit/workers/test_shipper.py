@@ -182,6 +182,23 @@ def test_the_shipper_ends_by_itself_when_the_writer_is_gone_and_all_is_shipped(t
         assert not thread.is_alive()
 
 
+def test_the_shipper_ends_when_its_spool_was_removed_while_the_controller_is_away(tmp_path: Path) -> None:
+    directory = tmp_path / "run-x-a1"
+    with running() as controller:
+        writer = write(directory, controller, range(9))
+    thread = threading.Thread(target=ship_until_done, args=(directory,), daemon=True)
+    thread.start()
+    writer.close()
+    # The counter-test: while the spool is there it is tried again.
+    thread.join(timeout=1)
+    assert thread.is_alive()
+
+    shutil.rmtree(directory)
+    thread.join(timeout=10)
+
+    assert not thread.is_alive()
+
+
 @pytest.mark.parametrize("is_orphan", [True, False])
 def test_a_superseded_spool_whose_writer_is_gone_goes_with_its_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_orphan: bool
