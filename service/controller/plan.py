@@ -5,7 +5,7 @@
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -18,7 +18,16 @@ from service.conclusion import close_attempt
 from service.controller.launcher import Job
 from service.controller.reconcile import CloseAttempt, LiveAttempt, StopJob, fallen_silent, reconcile
 from service.controller.retry_policy import RetryPolicy, backoff_s, retry_reason
-from service.controller.scheduler import Capacity, Limits, QueuedRun, RunningRun, decide_starts
+from service.controller.scheduler import (
+    Capacity,
+    Limits,
+    QueuedRun,
+    RunningRun,
+    Schedule,
+    decide_starts,
+    most_gpus,
+    too_large,
+)
 from service.controller.transitions import LEGAL
 from service.errors import ServiceError
 from service.settings import Settings
@@ -34,9 +43,9 @@ logger = logging.getLogger(__name__)
 
 WHO: Final = "controller"
 # A tick is one transaction, and a request that writes waits for it: what is more is left to the next one, at once.
-STARTS_A_TICK: Final = 4
+STARTS_A_TICK: Final = 3
 CLOSINGS_A_TICK: Final = 8
-REASONS_A_TICK: Final = 1000
+REASONS_A_TICK: Final = 400
 _NO_TAGS: Final[frozenset[str]] = frozenset()
 
 
@@ -89,15 +98,16 @@ class Planner:
     def plan(self, session: Session, situation: Situation) -> Plan:
         """Decide a tick in the caller's transaction."""
         plan = Plan()
-        self._reconcile(session, situation, plan)
-        self._schedule(session, situation, plan)
+        names = self._reconcile(session, situation, plan)
+        self._schedule(session, situation, plan, names)
         for name in situation.orphans:
             plan.stops[name] = "no live attempt owns this job"
         return plan
 
     # -- attempts ----------------------------------------------------------------------------------------------------
 
-    def _reconcile(self, session: Session, situation: Situation, plan: Plan) -> None:
+    def _reconcile(self, session: Session, situation: Situation, plan: Plan) -> dict[int, str]:
+        """Returns the submission id of each live attempt by its run, of those closed here too."""
         attempts = AttemptRepository(session)
         if situation.was_away or situation.clock_jumped:
             attempts.extend_leases(
@@ -131,6 +141,7 @@ class Planner:
             name = closing.submission_id
             plan.changed |= self._attempted(session, name, partial(self._close, session, attempts.get(name), closing))
         plan.stops |= {action.submission_id: action.why for action in actions if isinstance(action, StopJob)}
+        return {row.run_id: row.submission_id for row in rows}
 
     def _close(self, session: Session, attempt: Attempt, action: CloseAttempt) -> None:
         close_attempt(
@@ -146,41 +157,44 @@ class Planner:
 
     # -- the queue ---------------------------------------------------------------------------------------------------
 
-    def _schedule(self, session: Session, situation: Situation, plan: Plan) -> None:
+    def _schedule(self, session: Session, situation: Situation, plan: Plan, names: dict[int, str]) -> None:
         queue = QueueRepository(session)
         queue.reckon_with(self._settings.aging_s)
-        waiting, holding = queue.waiting(), queue.holding()
-        names = {row.run_id: row.submission_id for row in AttemptRepository(session).live_rows()}
+        smallest, holding = queue.smallest(), queue.holding()
         plan.held = {names[entry.run_id]: entry.gpus for entry in holding if entry.run_id in names}
-        plan.is_idle = not waiting and not holding
+        plan.is_idle = smallest is None and not holding
         limits = _limits(queue)
         tags = queue.tags_of(list(limits.tags)) if limits.tags else {}
         now = read_clock(session)
         capacity = None if situation.gpus is None else Capacity(situation.gpus, situation.foreign_gpus)
+        told: dict[int, str | None] = {}
+
+        def line() -> Iterator[QueuedRun]:
+            for entry in queue.line():
+                told[entry.run_id] = entry.reason
+                pause_s = 0.0 if entry.failed_at is None else self._pause(entry.failed_at, entry.attempts, now)
+                its_tags = tags.get(entry.run_id, _NO_TAGS)
+                yield QueuedRun(entry.run_id, entry.gpus, entry.rank, entry.owner, its_tags, pause_s, entry.attempts)
+
         schedule = decide_starts(
-            [
-                QueuedRun(
-                    entry.run_id, entry.gpus, entry.rank, entry.owner, tags.get(entry.run_id, _NO_TAGS),
-                    0.0 if entry.failed_at is None else self._pause(entry.failed_at, entry.attempts, now),
-                    entry.attempts,
-                )
-                for entry in waiting
-            ],
+            line(),
             [RunningRun(each.run_id, each.gpus, each.rank, each.owner, tags.get(each.run_id, _NO_TAGS))
              for each in holding],
             capacity,
+            smallest=smallest or 0.0,
+            most_starts=STARTS_A_TICK,
             limits=limits,
             closed=situation.closed or _closed(queue),
         )  # fmt: skip
-        starting = schedule.start[:STARTS_A_TICK]
-        runs = RunRepository(session).by_ids(starting)
-        for run_id in starting:
+        runs = RunRepository(session).by_ids(schedule.start)
+        for run_id in schedule.start:
             self._attempted(session, runs[run_id].uid, partial(self._start, session, runs[run_id], plan))
-        told = {entry.run_id: entry.reason for entry in waiting}
         news = {run_id: reason for run_id, reason in schedule.waiting.items() if told[run_id] != reason}
+        if schedule.rest is not None:
+            news |= _news_of_the_rest(queue, schedule, capacity)
         queue.set_reasons(dict(islice(news.items(), REASONS_A_TICK)))
         plan.changed |= bool(news)
-        plan.is_unfinished |= len(schedule.start) > len(starting) or len(news) > REASONS_A_TICK
+        plan.is_unfinished |= schedule.has_more or len(news) > REASONS_A_TICK
 
     def _pause(self, failed_at: datetime, attempts: int, now: datetime) -> float:
         waited = (now - failed_at).total_seconds()
@@ -214,6 +228,22 @@ class Planner:
         plan.held[attempt.submission_id] = gpus_of(run)
         plan.changed = True
         plan.is_idle = False
+
+
+def _news_of_the_rest(queue: QueueRepository, schedule: Schedule, capacity: Capacity | None) -> dict[int, str]:
+    """Why those behind the last run that was looked at wait, where they have been told otherwise."""
+    assert schedule.rest is not None
+    if schedule.last is None or capacity is None:
+        # Nothing starts, whatever its size.
+        return dict.fromkeys(queue.told_otherwise(schedule.rest, limit=REASONS_A_TICK + 1), schedule.rest)
+    most = most_gpus(capacity)
+    behind = queue.told_otherwise(schedule.rest, behind=schedule.last, most_gpus=most, limit=REASONS_A_TICK + 1)
+    news = dict.fromkeys(behind, schedule.rest)
+    for entry in queue.larger(most, behind=schedule.last):
+        reason = too_large(entry.gpus, capacity)
+        if entry.reason != reason:
+            news[entry.run_id] = reason
+    return news
 
 
 def _limits(queue: QueueRepository) -> Limits:

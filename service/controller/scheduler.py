@@ -4,7 +4,8 @@ Order: by rank, which is the time of submission less `aging_s` for each point of
 within a priority, and whoever has waited `aging_s` longer stands level with one point more. The first run that does
 not fit holds the head of the line: nothing behind it may take GPUs that it will need. What it will never need (the
 cluster's total less its own share) stays open, so that an 8-GPU run on a large cluster keeps no one waiting, and a
-stream of small runs cannot starve it. A run that its user's or its tag's limit holds back is passed by.
+stream of small runs cannot starve it. A run that its user's or its tag's limit holds back is passed by. Once nothing
+behind the head of the line can start, nothing behind it is looked at: a tick over a long line reads its beginning.
 """
 
 from collections import Counter
@@ -17,10 +18,11 @@ from typing import Final, NamedTuple
 _TOLERANCE: Final = 1e-6
 EVERYBODY: Final = "*"
 _PLACE: Final = attrgetter("rank", "id")
+_TURN: Final = "waits for its turn"
 
 
 class QueuedRun(NamedTuple):
-    """A run that wants to start. A tuple: a tick makes ten thousand of them."""
+    """A run that wants to start. A tuple: a tick may make ten thousand of them."""
 
     id: int
     """Grows with the order of submission."""
@@ -72,7 +74,13 @@ class Schedule:
     start: tuple[int, ...] = ()
     """Runs to start now, in order."""
     waiting: dict[int, str] = field(default_factory=dict)
-    """Why each other queued run does not start."""
+    """Why each other run that was looked at does not start."""
+    rest: str | None = None
+    """Why all behind `last` do not; None where each was looked at."""
+    last: tuple[float, int] | None = None
+    """Rank and id of the last run that was looked at; None where none was."""
+    has_more: bool = False
+    """As many start as were asked for, and others were not looked at."""
 
 
 class _Held:
@@ -104,27 +112,30 @@ class _Held:
 
 
 def decide_starts(
-    queued: Sequence[QueuedRun],
+    line: Iterable[QueuedRun],
     running: Sequence[RunningRun],
     capacity: Capacity | None,
     *,
+    smallest: float = 0.0,
+    most_starts: int | None = None,
     limits: Limits | None = None,
     closed: str | None = None,
 ) -> Schedule:
     """Choose what starts now.
 
     Args:
-        queued: in any order.
+        line: by rank, then id; read as far as it matters.
         running: every live run of ours.
+        smallest: how many GPUs the smallest run of the line takes, where that is known.
+        most_starts: of how many starts at once to say; None of all.
         capacity: None while the cluster cannot be reached: nothing starts.
         limits: of users and tags; None sets none.
         closed: why nothing may start at all (the queue is paused); None lets runs start.
     """
-    line = sorted(queued, key=_PLACE)
     if closed is not None:
-        return Schedule(waiting={run.id: closed for run in line})
+        return Schedule(rest=closed)
     if capacity is None:
-        return Schedule(waiting={run.id: "the Ray cluster is not reachable" for run in line})
+        return Schedule(rest="the Ray cluster is not reachable")
     held = _Held(limits or Limits(), running)
     open_gpus = capacity.gpus - capacity.foreign_gpus
     free = open_gpus - sum(run.gpus for run in running)
@@ -133,14 +144,14 @@ def decide_starts(
     start: list[int] = []
     waiting: dict[int, str] = {}
     for run in line:
-        if run.gpus > capacity.gpus + _TOLERANCE:
-            waiting[run.id] = f"needs {_count(run.gpus)}, the cluster has {_number(capacity.gpus)}"
+        if run.gpus > most_gpus(capacity):
+            waiting[run.id] = too_large(run.gpus, capacity)
         elif run.pause_s > 0:
             waiting[run.id] = f"pauses before attempt {run.attempts + 1}"
         elif held.is_limited and (refusal := held.refusal(run)) is not None:
             waiting[run.id] = refusal
         elif head is not None and run.gpus > min(free, spare) + _TOLERANCE:
-            waiting[run.id] = "waits for its turn"
+            waiting[run.id] = _TURN
         elif run.gpus > free + _TOLERANCE:
             head = run
             # What those behind the head of the line hold already counts against what they may take.
@@ -152,7 +163,21 @@ def decide_starts(
             held.add(run)
             free -= run.gpus
             spare -= run.gpus
+            if len(start) == most_starts:
+                return Schedule(tuple(start), waiting, has_more=True)
+        if head is not None and smallest > min(free, spare) + _TOLERANCE:
+            return Schedule(tuple(start), waiting, _TURN, _PLACE(run))
     return Schedule(tuple(start), waiting)
+
+
+def too_large(gpus: float, capacity: Capacity) -> str:
+    """Say why a run of so many GPUs can never start on this cluster."""
+    return f"needs {_count(gpus)}, the cluster has {_number(capacity.gpus)}"
+
+
+def most_gpus(capacity: Capacity) -> float:
+    """The most GPUs that a run may take to ever start on this cluster."""
+    return capacity.gpus + _TOLERANCE
 
 
 def _number(value: float) -> str:

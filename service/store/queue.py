@@ -4,11 +4,11 @@ A run's entry is made when it is queued and gone once it has ended. All here is 
 a tick over ten thousand entries must not read ten thousand documents.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import bindparam, delete, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, bindparam, delete, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from muonscope.contract.status import LimitKind, QueueMode
@@ -20,6 +20,10 @@ from service.store.types import read_clock
 DEFAULT_AGING_S: Final = 600.0
 EVERYBODY: Final = "*"
 _ENTRY: Final = QueueEntry.__table__
+_FIRST_PAGE: Final = 64
+
+Place = tuple[float, int]
+"""Rank and run id: where in the line."""
 
 
 class Entry(NamedTuple):
@@ -38,6 +42,15 @@ def gpus_of(run: Run) -> float:
     """Return how many GPUs a run takes."""
     share = (run.spec.get("resources") or {}).get("gpus_per_rank", 1.0)
     return float(run.world_size * share)
+
+
+def _waits(*, behind: Place | None = None) -> ColumnElement[bool]:
+    table = _ENTRY.c
+    waits = table.is_live.is_(False)
+    if behind is None:
+        return waits
+    rank, run_id = behind
+    return waits & (table.rank >= rank) & or_(table.rank > rank, table.run_id > run_id)
 
 
 class QueueRepository:
@@ -87,17 +100,43 @@ class QueueRepository:
         )
         return bool(changed.rowcount == 1)  # type: ignore[attr-defined]
 
-    def waiting(self, *, limit: int | None = None) -> list[Entry]:
-        """List the line, first in it first."""
-        return self._entries(is_live=False, limit=limit)
+    def line(self) -> Iterator[Entry]:
+        """Give those that wait, first in the line first, read a page at a time as they are asked for."""
+        size, last = _FIRST_PAGE, None
+        while page := self._entries(_waits(behind=last), limit=size):
+            yield from page
+            if len(page) < size:
+                return
+            # A short look reads little, a long one asks seldom.
+            size, last = 4 * size, (page[-1].rank, page[-1].run_id)
+
+    def larger(self, gpus: float, *, behind: Place) -> list[Entry]:
+        """List those of the line behind a place that want more GPUs than these."""
+        return self._entries(_waits(behind=behind) & (_ENTRY.c.gpus > gpus))
+
+    def told_otherwise(
+        self, reason: str, *, behind: Place | None = None, most_gpus: float | None = None, limit: int
+    ) -> list[int]:
+        """List the runs of the line behind a place, of at most so many GPUs, that were told another reason, or none."""
+        table = _ENTRY.c
+        wanted = _waits(behind=behind) & table.reason.is_distinct_from(reason)
+        if most_gpus is not None:
+            wanted &= table.gpus <= most_gpus
+        query = select(table.run_id).where(wanted).order_by(table.rank, table.run_id).limit(limit)
+        return list(self._session.scalars(query))
+
+    def smallest(self) -> float | None:
+        """Return the fewest GPUs that a run of the line wants; None where nobody waits."""
+        least: float | None = self._session.scalars(select(func.min(_ENTRY.c.gpus)).where(_waits())).one()
+        return least
 
     def holding(self) -> list[Entry]:
         """List the runs that hold GPUs."""
-        return self._entries(is_live=True, limit=None)
+        return self._entries(_ENTRY.c.is_live.is_(True))
 
-    def _entries(self, *, is_live: bool, limit: int | None) -> list[Entry]:
+    def _entries(self, wanted: ColumnElement[bool], *, limit: int | None = None) -> list[Entry]:
         table = _ENTRY.c
-        query = select(*(table[name] for name in Entry._fields)).where(table.is_live == is_live)
+        query = select(*(table[name] for name in Entry._fields)).where(wanted)
         # All at once: fetched one by one, ten thousand rows take a tick twice as long.
         rows = self._session.execute(query.order_by(table.rank, table.run_id).limit(limit)).all()
         return list(map(Entry._make, rows))

@@ -93,6 +93,7 @@ def _submit(url: str) -> list[float]:
     return taken
 
 
+@pytest.mark.timeout(900)
 def test_ten_thousand_queued_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     database = Database(f"sqlite:///{tmp_path / 'muonscope.db'}")
     migrate.upgrade(database)
@@ -163,7 +164,7 @@ def test_an_eight_gpu_run_is_not_starved_by_a_stream_of_small_ones(
 
 def _line(database: Database) -> list[str]:
     with database.read() as session:
-        ids = [entry.run_id for entry in QueueRepository(session).waiting()]
+        ids = [entry.run_id for entry in QueueRepository(session).line()]
         uids = {run_id: run.uid for start in range(0, len(ids), 500)
                 for run_id, run in RunRepository(session).by_ids(ids[start : start + 500]).items()}  # fmt: skip
     return [uids[run_id] for run_id in ids]

@@ -24,7 +24,7 @@ def queue_runs(session: Session, *priorities: int, submitted_by: str | None = No
 
 def line(session: Session) -> list[str]:
     by_id = {run.id: run.uid for run in RunRepository(session).queued()}
-    return [by_id[entry.run_id] for entry in QueueRepository(session).waiting()]
+    return [by_id[entry.run_id] for entry in QueueRepository(session).line()]
 
 
 def move(session: Session, uid: str, *statuses: RunStatus) -> None:
@@ -52,6 +52,35 @@ def test_a_run_that_has_waited_long_stands_before_a_newer_one_of_higher_priority
         assert line(session) == [old, new]
 
 
+def test_a_long_line_is_read_in_its_order_a_page_at_a_time(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.store.queue._FIRST_PAGE", 2)
+    with database.write() as session:
+        uids = queue_runs(session, *(0, 1, 2) * 5)
+        started = uids[4]
+        move(session, started, RunStatus.PENDING)
+        in_order = [*uids[2::3], *uids[1::3], *uids[0::3]]
+        in_order.remove(started)
+
+        assert line(session) == in_order
+
+
+def test_what_a_tick_asks_about_those_behind_a_place(database: Database) -> None:
+    with database.write() as session:
+        runs, queue = RunRepository(session), QueueRepository(session)
+        assert queue.smallest() is None
+        ids = [runs.create(RunSpec(world_size=size))[0].id for size in (1, 2, 4, 2, 8, 2)]
+        first, second, third, fourth, fifth, sixth = ids
+        places = {entry.run_id: (entry.rank, entry.run_id) for entry in queue.line()}
+        queue.set_reasons({first: "told", fourth: "told"})
+
+        assert queue.smallest() == 1
+        assert queue.told_otherwise("told", limit=10) == [second, third, fifth, sixth]
+        assert queue.told_otherwise("told", limit=2) == [second, third]
+        assert queue.told_otherwise("told", behind=places[second], most_gpus=4, limit=10) == [third, sixth]
+        assert [entry.run_id for entry in queue.larger(2, behind=places[second])] == [third, fifth]
+        assert [entry.run_id for entry in queue.larger(2, behind=places[third])] == [fifth]
+
+
 def test_positions_count_those_before_in_the_same_order(database: Database) -> None:
     with database.write() as session:
         a, b, c = queue_runs(session, 0, 5, 0)
@@ -69,7 +98,7 @@ def test_a_run_leaves_the_line_when_it_starts_and_is_forgotten_when_it_has_ended
         queue = QueueRepository(session)
 
         move(session, uid, RunStatus.PENDING)
-        assert (queue.waiting(), [entry.gpus for entry in queue.holding()]) == ([], [2.0])
+        assert (list(queue.line()), [entry.gpus for entry in queue.holding()]) == ([], [2.0])
         move(session, uid, RunStatus.STOPPED)
         assert queue.counts() == (0, 0)
 
@@ -86,12 +115,12 @@ def test_a_run_queued_again_by_policy_keeps_its_place_and_by_hand_joins_the_end(
         move(session, first, RunStatus.QUEUED)
 
         assert line(session) == [first, second]
-        entry = QueueRepository(session).waiting()[0]
+        entry = next(QueueRepository(session).line())
         assert entry.attempts == 1
         assert entry.failed_at is not None
         move(session, first, RunStatus.STOPPED, RunStatus.QUEUED)
         assert line(session) == [second, first]
-        assert QueueRepository(session).waiting()[1].failed_at is None
+        assert list(QueueRepository(session).line())[1].failed_at is None
 
 
 def test_a_reason_is_the_runs_and_a_change_a_live_view_sees(database: Database) -> None:
@@ -104,7 +133,7 @@ def test_a_reason_is_the_runs_and_a_change_a_live_view_sees(database: Database) 
     with database.read() as session:
         changed = RunRepository(session).changed_after(seen)
         assert [(run.uid, run.waiting_reason) for run in changed] == [(a, "needs 2 GPUs, 0 free"), (b, "waits")]
-        assert [entry.reason for entry in QueueRepository(session).waiting()] == ["needs 2 GPUs, 0 free", "waits"]
+        assert [entry.reason for entry in QueueRepository(session).line()] == ["needs 2 GPUs, 0 free", "waits"]
 
 
 def test_a_change_of_mode_is_an_event_with_who_and_why(database: Database) -> None:

@@ -1,5 +1,7 @@
 """What starts now and why the rest waits."""
 
+from collections.abc import Iterator
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,8 +15,26 @@ from service.controller.scheduler import (
 )
 
 
+def decide(
+    queued: list[QueuedRun],
+    running: list[RunningRun],
+    capacity: Capacity | None,
+    *,
+    smallest: float | None = None,
+    limits: Limits | None = None,
+    closed: str | None = None,
+) -> Schedule:
+    """Decide over runs in any order, and fill in why those wait that were not looked at."""
+    line = sorted(queued, key=lambda run: (run.rank, run.id))
+    found = decide_starts(line, running, capacity, smallest=smallest or 0.0, limits=limits, closed=closed)
+    rest = [run for run in line if found.last is None or (run.rank, run.id) > found.last]
+    told = {} if found.rest is None else {run.id: found.rest for run in rest}
+    assert not told.keys() & found.waiting.keys()
+    return Schedule(found.start, found.waiting | told)
+
+
 def schedule(queued: list[QueuedRun], running: list[RunningRun], gpus: float, *, foreign: float = 0.0) -> Schedule:
-    return decide_starts(queued, running, Capacity(gpus, foreign))
+    return decide(queued, running, Capacity(gpus, foreign))
 
 
 def test_runs_start_in_the_order_of_submission_while_they_fit() -> None:
@@ -32,7 +52,7 @@ def test_a_users_limit_holds_back_that_users_runs_alone() -> None:
     running = [RunningRun(1, 1, owner="ann")]
     limits = Limits(users={"ann": 2})
 
-    found = decide_starts(queued, running, Capacity(8), limits=limits)
+    found = decide(queued, running, Capacity(8), limits=limits)
 
     assert found == Schedule((2, 3), {4: "needs 1 GPU, ann holds 2 of at most 2"})
 
@@ -40,7 +60,7 @@ def test_a_users_limit_holds_back_that_users_runs_alone() -> None:
 def test_a_run_that_a_limit_holds_back_does_not_hold_the_head_of_the_line() -> None:
     queued = [QueuedRun(2, 4, owner="ann"), QueuedRun(3, 4, owner="bob")]
 
-    found = decide_starts(queued, [], Capacity(4), limits=Limits(users={"ann": 2}))
+    found = decide(queued, [], Capacity(4), limits=Limits(users={"ann": 2}))
 
     assert found == Schedule((3,), {2: "needs 4 GPUs, ann holds 0 of at most 2"})
 
@@ -48,7 +68,7 @@ def test_a_run_that_a_limit_holds_back_does_not_hold_the_head_of_the_line() -> N
 def test_everybodys_limit_is_for_those_without_their_own() -> None:
     queued = [QueuedRun(1, 4, owner="ann"), QueuedRun(2, 4, owner="bob"), QueuedRun(3, 4)]
 
-    found = decide_starts(queued, [], Capacity(16), limits=Limits(users={"*": 2, "ann": 8}))
+    found = decide(queued, [], Capacity(16), limits=Limits(users={"*": 2, "ann": 8}))
 
     assert found.start == (1,)
     assert found.waiting[3] == "needs 4 GPUs, nobody holds 0 of at most 2"
@@ -58,13 +78,13 @@ def test_a_tags_limit_counts_all_runs_that_carry_it() -> None:
     sweep = frozenset({"sweep"})
     queued = [QueuedRun(2, 1, tags=sweep), QueuedRun(3, 1, tags=sweep), QueuedRun(4, 1)]
 
-    found = decide_starts(queued, [RunningRun(1, 1, tags=sweep)], Capacity(8), limits=Limits(tags={"sweep": 2}))
+    found = decide(queued, [RunningRun(1, 1, tags=sweep)], Capacity(8), limits=Limits(tags={"sweep": 2}))
 
     assert found == Schedule((2, 4), {3: "needs 1 GPU, tag sweep holds 2 of at most 2"})
 
 
 def test_a_closed_queue_starts_nothing_and_says_why() -> None:
-    found = decide_starts([QueuedRun(1, 1)], [], Capacity(8), closed="the queue is paused, by ann")
+    found = decide([QueuedRun(1, 1)], [], Capacity(8), closed="the queue is paused, by ann")
 
     assert found == Schedule((), {1: "the queue is paused, by ann"})
 
@@ -113,7 +133,7 @@ def test_half_gpus_add_up() -> None:
 
 
 def test_nothing_starts_while_the_cluster_is_away() -> None:
-    found = decide_starts([QueuedRun(1, 1)], [], None)
+    found = decide([QueuedRun(1, 1)], [], None)
     assert found == Schedule((), {1: "the Ray cluster is not reachable"})
 
 
@@ -179,3 +199,40 @@ def test_an_idle_cluster_starts_the_first_run_in_line(queued: list[QueuedRun], t
     ready = [run for run in queued if run.pause_s == 0]
     first = min(ready, key=lambda run: (run.rank, run.id), default=None)
     assert first is None or first.id in schedule(queued, [], total).start
+
+
+@given(queued_runs, running_runs, st.integers(0, 32))
+def test_a_look_that_ends_early_starts_what_a_whole_one_starts(
+    queued: list[QueuedRun], running: list[RunningRun], total: int
+) -> None:
+    whole = schedule(queued, running, total)
+    smallest = min((run.gpus for run in queued), default=None)
+    short = decide(queued, running, Capacity(total), smallest=smallest)
+
+    assert short.start == whole.start
+    # Behind the head of the line a run that is too large or pauses may be told that it waits for its turn.
+    own = {run: why for run, why in short.waiting.items() if why != "waits for its turn"}
+    assert own.items() <= whole.waiting.items()
+    assert short.waiting.keys() == whole.waiting.keys()
+
+
+def test_nothing_is_looked_at_behind_the_head_of_the_line_once_nothing_can_start() -> None:
+    looked_at = []
+
+    def line() -> Iterator[QueuedRun]:
+        for number in range(10_000):
+            looked_at.append(number)
+            yield QueuedRun(number, 8 if number == 5 else 1)
+
+    found = decide_starts(line(), [], Capacity(8), smallest=1)
+
+    assert (found.start, looked_at) == ((0, 1, 2, 3, 4), list(range(6)))
+    assert (found.rest, found.last) == ("waits for its turn", (0.0, 5))
+
+
+def test_so_many_starts_as_were_asked_for_are_said_first_in_line_first() -> None:
+    line = [QueuedRun(number, 1) for number in range(10)]
+    found = decide_starts(line, [], Capacity(8), most_starts=3)
+    assert (found.start, found.has_more, found.rest) == ((0, 1, 2), True, None)
+    # The counter-test: as many as there are.
+    assert not decide_starts(line[:2], [], Capacity(8), most_starts=3).has_more
