@@ -85,7 +85,9 @@ def _require_a_token(settings: Settings) -> None:
 def bind(host: str, port: int) -> socket.socket:
     """Listen before anything heavy starts: a taken port is told at once."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio turns Nagle's algorithm off only for sockets that name their protocol, and with it on, a kept-alive
+    # connection's answers wait some 40 ms: their body is held back until the client acknowledges their head.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host.strip("[]"), port))

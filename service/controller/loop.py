@@ -251,8 +251,10 @@ class ControllerLoop:
 
         A long line makes a tick long; one that started nothing finds little to start in the next moment either.
         """
-        is_heavy = taken_s > _HEAVY_TICK_S and not self._is_filling
-        return min(taken_s * (10 if is_heavy else 1), _LONGEST_REST_S * (2 if is_heavy else 1))
+        if self._is_filling:
+            return min(taken_s, _LONGEST_REST_S)
+        is_heavy = taken_s > _HEAVY_TICK_S
+        return min(taken_s * (10 if is_heavy else 4), _LONGEST_REST_S * (2 if is_heavy else 1))
 
     async def tick(self) -> None:
         """Observe, decide, act, once. Never called while another tick runs."""

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 WHO: Final = "controller"
 # A tick is one transaction, and a request that writes waits for it: what is more is left to the next one, at once.
-STARTS_A_TICK: Final = 3
+STARTS_A_TICK: Final = 2
 CLOSINGS_A_TICK: Final = 8
 REASONS_A_TICK: Final = 400
 _NO_TAGS: Final[frozenset[str]] = frozenset()
@@ -160,9 +160,10 @@ class Planner:
     def _schedule(self, session: Session, situation: Situation, plan: Plan, names: dict[int, str]) -> None:
         queue = QueueRepository(session)
         queue.reckon_with(self._settings.aging_s)
-        smallest, holding = queue.smallest(), queue.holding()
+        sizes, holding = queue.sizes(), queue.holding()
+        smallest, largest = sizes or (0.0, 0.0)
         plan.held = {names[entry.run_id]: entry.gpus for entry in holding if entry.run_id in names}
-        plan.is_idle = smallest is None and not holding
+        plan.is_idle = sizes is None and not holding
         limits = _limits(queue)
         tags = queue.tags_of(list(limits.tags)) if limits.tags else {}
         now = read_clock(session)
@@ -181,7 +182,7 @@ class Planner:
             [RunningRun(each.run_id, each.gpus, each.rank, each.owner, tags.get(each.run_id, _NO_TAGS))
              for each in holding],
             capacity,
-            smallest=smallest or 0.0,
+            smallest=smallest,
             most_starts=STARTS_A_TICK,
             limits=limits,
             closed=situation.closed or _closed(queue),
@@ -191,7 +192,7 @@ class Planner:
             self._attempted(session, runs[run_id].uid, partial(self._start, session, runs[run_id], plan))
         news = {run_id: reason for run_id, reason in schedule.waiting.items() if told[run_id] != reason}
         if schedule.rest is not None:
-            news |= _news_of_the_rest(queue, schedule, capacity)
+            news |= _news_of_the_rest(queue, schedule, capacity, largest)
         queue.set_reasons(dict(islice(news.items(), REASONS_A_TICK)))
         plan.changed |= bool(news)
         plan.is_unfinished |= schedule.has_more or len(news) > REASONS_A_TICK
@@ -230,8 +231,17 @@ class Planner:
         plan.is_idle = False
 
 
-def _news_of_the_rest(queue: QueueRepository, schedule: Schedule, capacity: Capacity | None) -> dict[int, str]:
-    """Why those behind the last run that was looked at wait, where they have been told otherwise."""
+def _news_of_the_rest(
+    queue: QueueRepository, schedule: Schedule, capacity: Capacity | None, largest: float
+) -> dict[int, str]:
+    """Why those behind the last run that was looked at wait, where they have been told otherwise.
+
+    Args:
+        queue: the line.
+        schedule: what was decided of those before.
+        capacity: None while the cluster cannot be reached.
+        largest: the most GPUs that a run of the line wants.
+    """
     assert schedule.rest is not None
     if schedule.last is None or capacity is None:
         # Nothing starts, whatever its size.
@@ -239,7 +249,7 @@ def _news_of_the_rest(queue: QueueRepository, schedule: Schedule, capacity: Capa
     most = most_gpus(capacity)
     behind = queue.told_otherwise(schedule.rest, behind=schedule.last, most_gpus=most, limit=REASONS_A_TICK + 1)
     news = dict.fromkeys(behind, schedule.rest)
-    for entry in queue.larger(most, behind=schedule.last):
+    for entry in queue.larger(most, behind=schedule.last) if largest > most else ():
         reason = too_large(entry.gpus, capacity)
         if entry.reason != reason:
             news[entry.run_id] = reason

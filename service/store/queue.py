@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import ColumnElement, bindparam, delete, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Select, bindparam, delete, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from muonscope.contract.status import LimitKind, QueueMode
@@ -53,6 +53,21 @@ def _waits(*, behind: Place | None = None) -> ColumnElement[bool]:
     return waits & (table.rank >= rank) & or_(table.rank > rank, table.run_id > run_id)
 
 
+def _place_of_one() -> Select[int]:
+    table, own = _ENTRY.c, _ENTRY.alias("own").c
+    before = or_(table.rank < own.rank, (table.rank == own.rank) & (table.run_id <= own.run_id))
+    asked = own.run_id == bindparam("run_id")
+    return select(func.count()).where(asked, own.is_live.is_(False), table.is_live.is_(False), before)
+
+
+# Built once: each submission asks these, and building a statement costs more than running it.
+_PLACE_OF_ONE: Final = _place_of_one()
+_NEWEST: Final = (
+    select(_ENTRY.c.queued_at).where(_ENTRY.c.run_id != bindparam("run_id")).order_by(_ENTRY.c.run_id.desc()).limit(1)
+)
+_ENTER: Final = insert(QueueEntry)
+
+
 class QueueRepository:
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -74,13 +89,12 @@ class QueueRepository:
             return
         now = run.created_at if is_new else read_clock(self._session)
         # Not before the one before it: a clock that jumps back must not let the last one in first.
-        newest = self._session.scalars(
-            select(_ENTRY.c.queued_at).where(_ENTRY.c.run_id != run.id).order_by(_ENTRY.c.run_id.desc()).limit(1)
-        ).one_or_none()
+        connection = self._session.connection()
+        newest = connection.scalars(_NEWEST, {"run_id": run.id}).one_or_none()
         queued_at = now if newest is None else max(now, newest)
         rank = queued_at.timestamp() - run.priority * self.state().aging_s
         values |= {"run_id": run.id, "rank": rank, "gpus": gpus_of(run), "queued_at": queued_at}
-        self._session.execute(insert(QueueEntry).values(values))
+        connection.execute(_ENTER, values)
 
     def hold(self, run: Run) -> None:
         """Note that a run has left the line and holds its GPUs."""
@@ -125,10 +139,11 @@ class QueueRepository:
         query = select(table.run_id).where(wanted).order_by(table.rank, table.run_id).limit(limit)
         return list(self._session.scalars(query))
 
-    def smallest(self) -> float | None:
-        """Return the fewest GPUs that a run of the line wants; None where nobody waits."""
-        least: float | None = self._session.scalars(select(func.min(_ENTRY.c.gpus)).where(_waits())).one()
-        return least
+    def sizes(self) -> tuple[float, float] | None:
+        """Return the fewest and the most GPUs that a run of the line wants; None where nobody waits."""
+        query = select(func.min(_ENTRY.c.gpus), func.max(_ENTRY.c.gpus)).where(_waits())
+        least, most = self._session.execute(query).one()
+        return None if least is None else (least, most)
 
     def holding(self) -> list[Entry]:
         """List the runs that hold GPUs."""
@@ -170,12 +185,7 @@ class QueueRepository:
         """Return the place in the line, from 1, of those of these runs that wait."""
         table = _ENTRY.c
         if len(run_ids) == 1:
-            own = _ENTRY.alias("own").c
-            before = or_(table.rank < own.rank, (table.rank == own.rank) & (table.run_id <= own.run_id))
-            count = select(func.count()).where(
-                own.run_id == run_ids[0], own.is_live.is_(False), table.is_live.is_(False), before
-            )
-            place = self._session.scalars(count).one()
+            place = self._session.scalars(_PLACE_OF_ONE, {"run_id": run_ids[0]}).one()
             return {run_ids[0]: place} if place else {}
         row_number = func.row_number().over(order_by=(table.rank, table.run_id)).label("place")
         line = select(table.run_id, row_number).where(table.is_live.is_(False)).subquery()

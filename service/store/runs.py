@@ -70,6 +70,10 @@ def new_uid() -> str:
     return "".join(secrets.choice(_ID_ALPHABET) for _ in range(12))
 
 
+# Built once: every change asks it, and building a statement costs more than running it.
+_LAST_REVISION: Final = select(func.coalesce(func.max(Run.revision), 0))
+
+
 class RunRepository:
     """All that is asked of runs. Those it returns have attempts, summary, tags and experiment loaded."""
 
@@ -223,7 +227,7 @@ class RunRepository:
         return self._session.scalars(_loaded().where(Run.revision > revision).order_by(Run.revision).limit(limit)).all()
 
     def last_revision(self) -> int:
-        return self._session.scalars(select(func.coalesce(func.max(Run.revision), 0))).one()
+        return self._session.scalars(_LAST_REVISION).one()
 
     # -- the queue --------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 import math
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Enum, Integer, Text, select
 from sqlalchemy.ext.compiler import compiles
@@ -61,9 +61,13 @@ def _postgresql_now(element: database_now, compiler: SQLCompiler, **_: Any) -> s
     return "clock_timestamp()"
 
 
+# Built once: building a statement costs more than running it.
+_READ_CLOCK: Final = select(database_now())
+
+
 def read_clock(session: Session) -> datetime:
     """Read the database's clock: the one that leases and heartbeats are measured on."""
-    return session.scalars(select(database_now())).one()
+    return session.scalars(_READ_CLOCK).one()
 
 
 def storable_text(text: str) -> str:

@@ -67,13 +67,13 @@ def test_a_long_line_is_read_in_its_order_a_page_at_a_time(database: Database, m
 def test_what_a_tick_asks_about_those_behind_a_place(database: Database) -> None:
     with database.write() as session:
         runs, queue = RunRepository(session), QueueRepository(session)
-        assert queue.smallest() is None
+        assert queue.sizes() is None
         ids = [runs.create(RunSpec(world_size=size))[0].id for size in (1, 2, 4, 2, 8, 2)]
         first, second, third, fourth, fifth, sixth = ids
         places = {entry.run_id: (entry.rank, entry.run_id) for entry in queue.line()}
         queue.set_reasons({first: "told", fourth: "told"})
 
-        assert queue.smallest() == 1
+        assert queue.sizes() == (1, 8)
         assert queue.told_otherwise("told", limit=10) == [second, third, fifth, sixth]
         assert queue.told_otherwise("told", limit=2) == [second, third]
         assert queue.told_otherwise("told", behind=places[second], most_gpus=4, limit=10) == [third, sixth]

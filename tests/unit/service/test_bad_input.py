@@ -202,7 +202,7 @@ def test_a_405_says_what_is_offered(refusing: Client) -> None:
     assert "GET, POST" in response.json()["remedy"]
     # Not what is offered at /runs/{run_id}.
     assert refusing.options("/runs/validate").headers["allow"] == "POST"
-    assert refusing.put("/queue/limits").headers["allow"] == "GET"
+    assert refusing.options("/queue").headers["allow"] == "GET"
 
 
 def test_an_unknown_host_is_refused(refusing: Client) -> None:
