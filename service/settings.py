@@ -62,6 +62,8 @@ class Settings(BaseSettings):
     `MUONSCOPE_HOME`. The local Ray's workers use `home`."""
     gpus: int | None = Field(None, ge=0, le=4096)
     """GPUs of the local Ray; null takes the real ones, or 4 logical ones where there are none."""
+    cluster_max_gpus: float | None = Field(None, gt=0, le=1_000_000)
+    """GPUs that `ray_address` may come to have: runs up to that wait for workers; null takes what has joined."""
     advertise_url: str | None = None
     """How worker groups reach this service; null is the address it listens on."""
     allowed_hosts: CommaSeparated = ()

@@ -116,12 +116,23 @@ def follow(client: "Client", experiment: "Experiment", screen: Screen) -> "Exper
             for latest in client.experiments.watch(experiment.id):
                 progress.update(latest.runs)
     except KeyboardInterrupt:
-        for run in latest.runs:
-            if not run.is_finished:
-                client.runs.stop(run.id)
-        screen.progress("stopped")
+        _stop_what_goes(client, latest, screen)
         raise typer.Exit(exit_codes.STOPPED) from None
     return latest
+
+
+def _stop_what_goes(client: "Client", experiment: "Experiment", screen: Screen) -> None:
+    going = [run for run in experiment.runs if not run.is_finished]
+    for run in going:
+        client.runs.stop(run.id)
+        screen.progress(f"stopped {run.id} ({run.name})")
+    ended = len(experiment.runs) - len(going)
+    screen.progress(
+        f"stopped {len(going)} of experiment {experiment.id}'s {len(experiment.runs)} runs; {ended} had ended"
+    )
+    screen.progress(
+        f"`muonscope experiment show {experiment.id}` shows them, `muonscope retry RUN` gives one another attempt"
+    )
 
 
 def _print_result(experiment: "Experiment", screen: Screen) -> None:

@@ -127,7 +127,16 @@ def attempt_rows(run: "Run") -> list[list[str]]:
     for attempt in run.attempts:
         stored = f"{number(attempt.stored_steps)}/{number(attempt.declared_steps)}"
         failure = attempt.failure.kind if attempt.failure else ""
-        rows.append([str(attempt.number), attempt.status, failure, stored, _phases(attempt.phases), attempt.id])
+        rows.append(
+            [
+                str(attempt.number),
+                attempt.status,
+                failure,
+                stored,
+                _phases(attempt.phases),
+                attempt.ray_job or NOT_MEASURED,
+            ]
+        )
     return rows
 
 

@@ -69,9 +69,13 @@ def service_for(url: str | None, screen: Screen) -> Iterator[Service]:
     leader_url = _recorded_leader(home)
     if leader_url is None:
         port = _free_port()
-        screen.progress(f"starting a service on port {port}, state in {home}")
+        screen.progress(f"no service answers at {settings.url}: starting one on port {port} until the command ends")
+        screen.progress(f"its state is in {home}")
+        screen.progress("waiting for its Ray to start")
+        began = time.monotonic()
         try:
             with _child_service(home, port) as started:
+                screen.progress(f"ready after {time.monotonic() - began:.0f} s")
                 screen.progress(f"dashboard while it runs: {started.url}/ui/")
                 yield Service(started, home)
                 return
@@ -89,6 +93,7 @@ def standalone_service(record: Path, screen: Screen) -> Iterator[Client]:
     with tempfile.TemporaryDirectory(prefix="muonscope-") as folder:
         home, port = Path(folder), _free_port()
         screen.progress(f"training without a service, on this machine, into {record}")
+        screen.progress("waiting for Ray to start")
         record.parent.mkdir(parents=True, exist_ok=True)
         with _child_service(home, port, {"MUONSCOPE_DATABASE_URL": f"sqlite:///{record}"}) as started:
             yield started

@@ -62,9 +62,11 @@ class Summary(_Answer):
 
 
 class Attempt(_Answer):
-    """One execution of a run: one Ray job."""
+    """One execution of a run: one Ray job, or one recording of a script."""
 
     id: str
+    ray_job: str | None = None
+    """The job's submission id; None of a recorded script, which is no job."""
     number: int
     status: AttemptStatus
     failure: RunFailure | None = None

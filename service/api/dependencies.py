@@ -41,6 +41,9 @@ class Controller(Protocol):
     def cluster(self) -> Mapping[str, Any]:
         """Describe the cluster's nodes, GPUs and who holds them, as GET /cluster answers."""
 
+    def most_gpus(self) -> float | None:
+        """Return how many GPUs a run may ask for at most; None while nobody can say: it may wait for workers."""
+
     def total_gpus(self) -> float | None:
         """Return the cluster's GPUs as last seen; None before Ray was first reached."""
 

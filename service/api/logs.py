@@ -10,6 +10,7 @@ from service.api.dependencies import Controller, ControllerDependency, DatabaseD
 from service.api.responses import Router
 from service.api.schemas import PROBLEMS
 from service.errors import NotFound
+from service.recordings import is_recording
 from service.store.logs import DRIVER, LogRepository
 from service.store.models import Attempt, Run
 from service.store.runs import RunRepository
@@ -52,7 +53,7 @@ async def _job_log(controller: Controller, submission_id: str) -> str:
 
 
 def _stored(database: Database, uid: str, number: int | None, rank: int | None) -> tuple[str | None, str | None]:
-    """Return what is kept of the log, None where nothing is, and the attempt's id, None where there is none yet."""
+    """Return what is kept of the log, None where nothing is, and the Ray job's name, None where there is no job."""
     with database.read() as session:
         run = RunRepository(session).get(uid)
         attempt = _attempt(run, number)
@@ -66,7 +67,9 @@ def _stored(database: Database, uid: str, number: int | None, rank: int | None) 
                 f"run {uid} has no rank {rank}", field="rank", value=rank,
                 remedy=f"use 0 to {run.world_size - 1}",
             )  # fmt: skip
-        return logs.read(attempt, wanted) if wanted in known else None, attempt.submission_id
+        # What a script of somebody's own has printed, no Ray has.
+        job = None if is_recording(run) else attempt.submission_id
+        return logs.read(attempt, wanted) if wanted in known else None, job
 
 
 def _attempt(run: Run, number: int | None) -> Attempt | None:

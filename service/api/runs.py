@@ -233,7 +233,7 @@ def check_runnable(spec: RunSpec, settings: Settings, controller: Controller) ->
     """Refuse what could never start here, so that it does not wait for ever.
 
     Raises:
-        InvalidInput: an unlisted task, or more GPUs than the cluster has in all.
+        InvalidInput: an unlisted task, or more GPUs than the cluster has in all, and is not said to come to have.
     """
     name = spec.task.name
     if name == EXTERNAL_TASK:
@@ -247,13 +247,18 @@ def check_runnable(spec: RunSpec, settings: Settings, controller: Controller) ->
             remedy=f"use one of {', '.join((*BUILT_IN_TASKS, *settings.allow_tasks))}, "
             "or add it to MUONSCOPE_ALLOW_TASKS",
         )  # fmt: skip
-    total = controller.total_gpus()
+    _check_size(spec, settings, controller)
+
+
+def _check_size(spec: RunSpec, settings: Settings, controller: Controller) -> None:
+    total = controller.most_gpus()
     wanted = spec.world_size * spec.resources.gpus_per_rank
     if total is not None and wanted > total + 1e-6:
         most = int((total + 1e-6) // spec.resources.gpus_per_rank)
+        is_promise = settings.cluster_max_gpus == total and controller.total_gpus() != total
         raise InvalidInput(
             f"world_size={spec.world_size} at {spec.resources.gpus_per_rank:g} GPUs per rank needs {wanted:g} GPUs; "
-            f"the cluster has {total:g}",
+            f"the cluster {'may come to have' if is_promise else 'has'} {total:g}",
             field="world_size",
             value=spec.world_size,
             remedy=f"use at most {most}" if most else "lower resources.gpus_per_rank, or add GPUs to the cluster",

@@ -14,6 +14,7 @@ from muonscope.contract.status import (
     RunStatus,
     Verdict,
 )
+from service.recordings import is_recording
 from service.store.models import Attempt, Event, Run, RunSummary
 from service.store.summary import get_scalar
 
@@ -65,7 +66,8 @@ class SummaryOut(Out):
 
 class AttemptOut(Out):
     id: str
-    """Also the Ray job's submission id."""
+    ray_job: str | None
+    """The Ray job's submission id, which is the attempt's; null of a recorded script, which is no job."""
     number: int
     status: AttemptStatus
     failure: FailureOut | None
@@ -209,7 +211,7 @@ def present_run(run: Run, positions: Mapping[str, int] | None = None) -> RunOut:
         failure=present_failure(run),
         verdict=_present_verdict(run),
         findings=[FindingOut.model_validate(finding) for finding in run.findings],
-        attempts=[present_attempt(attempt) for attempt in run.attempts],
+        attempts=[present_attempt(run, attempt) for attempt in run.attempts],
         summary=present_summary(run.summary),
         experiment_id=run.experiment.uid if run.experiment is not None else None,
         tags=[row.tag for row in run.tags],
@@ -262,9 +264,10 @@ def present_summary(summary: RunSummary) -> SummaryOut:
     )
 
 
-def present_attempt(attempt: Attempt) -> AttemptOut:
+def present_attempt(run: Run, attempt: Attempt) -> AttemptOut:
     return AttemptOut(
         id=attempt.submission_id,
+        ray_job=None if is_recording(run) else attempt.submission_id,
         number=attempt.number,
         status=attempt.status,
         failure=present_failure(attempt),

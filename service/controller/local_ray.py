@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -45,7 +46,9 @@ _START_LIMIT_S: Final = 120.0
 _WATCH_S: Final = 2.0
 _RESTART_PAUSE_S: Final = 5.0
 _TERM_WAIT_S: Final = 2.0
-_KEPT_SESSIONS: Final = 3
+# Of the ended sessions: in it one may still look for why Ray failed.
+_KEPT_SESSIONS: Final = 1
+_SESSION: Final = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+")
 # The processes without which the head is dead, by what their command line contains.
 _VITAL: Final = {"gcs": "gcs_server", "raylet": "raylet/raylet", "dashboard": "dashboard/dashboard.py"}
 
@@ -120,6 +123,7 @@ class LocalRay:
             return
         await asyncio.to_thread(end_head, head.id)
         self._file.unlink(missing_ok=True)
+        await asyncio.to_thread(self._remove_sessions)
 
     async def _keep(self, on_ready: Callable[[], None], keep_running: Callable[[], bool]) -> None:
         while not self._stopping:
@@ -243,9 +247,14 @@ class LocalRay:
     def _make_folders(self) -> None:
         make_private(self._temp.parent)
         self._temp.mkdir(mode=0o700, exist_ok=True)
-        sessions = sorted(path for path in self._temp.glob("session_*_*") if not path.is_symlink())
-        for old in sessions[:-_KEPT_SESSIONS]:
-            shutil.rmtree(old, ignore_errors=True)
+        remove_ended_sessions(self._temp, keep=_KEPT_SESSIONS)
+
+    def _remove_sessions(self) -> None:
+        """Remove what the ended heads have left; outside of the home all of it, for nobody would look there."""
+        is_inside = self._temp.is_relative_to(self._folder)
+        remove_ended_sessions(self._temp, keep=_KEPT_SESSIONS if is_inside else 0)
+        if not is_inside and not _live_sessions() & {path.name for path in self._temp.glob("session_*")}:
+            shutil.rmtree(self._temp.parent, ignore_errors=True)
 
     def _write(self, head: Head) -> None:
         beside = self._file.with_suffix(".new")
@@ -264,6 +273,27 @@ def session_folder(folder: Path) -> Path:
     short = Path(tempfile.gettempdir()) / below
     # TMPDIR may lie as deep as the home does.
     return short if len(os.fsencode(short)) <= _LONGEST_FOLDER else Path("/tmp") / below
+
+
+def remove_ended_sessions(folder: Path, *, keep: int) -> None:
+    """Remove the folders of Ray sessions that have ended, but for the `keep` newest; those with processes stay."""
+    live = _live_sessions()
+    ended = sorted(
+        path
+        for path in folder.glob("session_*")
+        if _SESSION.fullmatch(path.name) and path.is_dir() and not path.is_symlink() and path.name not in live
+    )
+    for old in ended[: max(0, len(ended) - keep)]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _live_sessions() -> set[str]:
+    """Return the names of all sessions that a process of this machine has on its command line, as Ray's own do."""
+    found: set[str] = set()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            found.update(_SESSION.findall(" ".join(process.cmdline())))
+    return found
 
 
 def temporary_folder() -> str:

@@ -172,6 +172,14 @@ class ControllerLoop:
     def total_gpus(self) -> float | None:
         return self._resources.gpus if self._resources is not None else self._expected_gpus
 
+    def most_gpus(self) -> float | None:
+        total = self.total_gpus()
+        is_local = self._expected_gpus is not None
+        # A cluster of no worker yet says nothing of what it will be; on this machine nothing more will come.
+        if total is None or (total == 0 and not is_local):
+            return None if self._settings.cluster_max_gpus is None or is_local else self._settings.cluster_max_gpus
+        return total if is_local else max(total, self._settings.cluster_max_gpus or 0.0)
+
     def cluster(self) -> dict[str, Any]:
         resources = self._resources or ClusterResources()
         return {

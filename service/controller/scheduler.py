@@ -171,7 +171,9 @@ def decide_starts(
 
 
 def too_large(gpus: float, capacity: Capacity) -> str:
-    """Say why a run of so many GPUs can never start on this cluster."""
+    """Say why a run of so many GPUs cannot start on this cluster as it is."""
+    if capacity.gpus <= _TOLERANCE:
+        return f"needs {_count(gpus)}, the cluster has none yet"
     return f"needs {_count(gpus)}, the cluster has {_number(capacity.gpus)}"
 
 

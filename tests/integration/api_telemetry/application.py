@@ -56,6 +56,9 @@ class FakeController:
     async def cluster(self) -> Mapping[str, Any]:
         return {}
 
+    def most_gpus(self) -> float | None:
+        return 8.0
+
     def total_gpus(self) -> float | None:
         return 8.0
 

@@ -45,6 +45,14 @@ def test_a_recorded_run_is_running_at_once_and_judged_by_what_came(
     assert run["verdict"]["evidence"].startswith("All 2 steps were attempted")
 
 
+def test_a_recorded_run_names_no_ray_job(client: httpx.Client) -> None:
+    workers = _begin(client)
+
+    (attempt,) = workers.run()["attempts"]
+
+    assert (attempt["id"], attempt["ray_job"]) == (workers.attempt_id, None)
+
+
 def test_a_run_that_the_service_could_start_is_not_recorded(client: httpx.Client) -> None:
     refused = client.post("/recordings", json={"spec": {"name": "no script"}})
 

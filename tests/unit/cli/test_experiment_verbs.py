@@ -125,6 +125,10 @@ def test_an_interrupted_experiment_stops_the_runs_that_still_go(
 
     assert result.code == 130
     assert [path for path in service.paths() if path.endswith("/stop")] == ["POST /runs/ordered-16/stop"]
+    assert "stopped ordered-16 (ordered at 2^16)" in result.err
+    assert "stopped 1 of experiment e1's 2 runs; 1 had ended" in result.err
+    assert "`muonscope experiment show e1`" in result.err
+    assert "master-16" not in result.err
 
 
 def test_show_prints_the_table_as_it_stands(command: RunCommand, service: FakeService) -> None:

@@ -237,6 +237,17 @@ def test_show_has_the_evidence_the_phases_and_the_last_steps(command: RunCommand
     assert service.requests[-1].url.params["start"] == "12"
 
 
+@pytest.mark.parametrize("ray_job", ["run-r1-a1", None])
+def test_a_recorded_script_is_shown_without_a_ray_job(
+    ray_job: str | None, command: RunCommand, service: FakeService
+) -> None:
+    attempt = {"id": "run-r1-a1", "ray_job": ray_job, "number": 1, "status": "running"}
+    service.answers["GET", "/runs/r1"] = run_json(attempts=[attempt])
+    service.answers["GET", "/runs/r1/steps"] = {"steps": [], "next_start": None}
+
+    assert command("show", "r1").out.splitlines()[-1].split()[-1] == (ray_job or "–")
+
+
 COMPARISON: dict[str, Any] = {
     "a": "r1",
     "b": "r2",

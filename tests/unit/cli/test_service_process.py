@@ -77,6 +77,21 @@ def test_without_a_service_one_is_started_and_ended_in_order(home: Path) -> None
     assert not is_alive(pid)
 
 
+def test_a_start_says_at_once_what_it_does_on_standard_error_alone(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with service_for(None, Screen()):
+        said = capsys.readouterr()
+
+    start, state, waiting, ready, dashboard = said.err.splitlines()
+    assert said.out == ""
+    assert start.startswith("no service answers at http://127.0.0.1:9: starting one on port ")
+    assert state == f"its state is in {home}"
+    assert waiting == "waiting for its Ray to start"
+    assert ready.startswith("ready after ")
+    assert dashboard.startswith("dashboard while it runs: http://127.0.0.1:")
+
+
 def test_the_started_service_ends_also_when_the_command_fails(home: Path) -> None:
     def interrupted_command() -> None:
         with service_for(None, Screen(as_json=True)):

@@ -20,6 +20,7 @@ from service.controller.local_ray import (
     find_processes,
     free_ports,
     make_private,
+    remove_ended_sessions,
     session_folder,
     temporary_folder,
 )
@@ -64,6 +65,72 @@ def test_rays_sessions_lie_behind_a_folder_that_is_closed_to_others(tmp_path: Pa
     assert folder.stat().st_mode & 0o777 == 0o700
     # Ray opens the folder it is given: never the outermost of ours.
     assert session_folder(Path("/home/ada") / ("projects/" * 12) / "ray").parent.name.startswith("ms")
+
+
+def make_sessions(folder: Path, count: int) -> list[Path]:
+    sessions = [folder / f"session_2026-11-29_16-30-0{number}_016005_4{number}" for number in range(count)]
+    for session in sessions:
+        (session / "logs").mkdir(parents=True)
+    return sessions
+
+
+def test_of_the_sessions_that_have_ended_the_newest_stays_and_so_does_all_that_is_no_session(tmp_path: Path) -> None:
+    *old, newest = make_sessions(tmp_path, 4)
+    (tmp_path / "session_of_mine").mkdir()
+    (tmp_path / "session_latest").symlink_to(newest)
+
+    remove_ended_sessions(tmp_path, keep=1)
+
+    assert {path.name for path in tmp_path.iterdir()} == {newest.name, "session_of_mine", "session_latest"}
+    assert not any(session.exists() for session in old)
+
+
+def test_a_session_that_still_has_a_process_stays(tmp_path: Path) -> None:
+    alive, ended = make_sessions(tmp_path, 2)
+    raylet = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)", f"--session_dir={alive}"], stdin=subprocess.DEVNULL
+    )
+    try:
+        remove_ended_sessions(tmp_path, keep=0)
+    finally:
+        raylet.kill()
+        raylet.wait()
+
+    assert alive.exists()
+    assert not ended.exists()
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_head_that_is_ended_leaves_one_session_and_one_that_goes_on_all(
+    is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.controller.local_ray.end_head", lambda _: None)
+    monkeypatch.setattr("service.controller.local_ray.session_folder", lambda folder: folder / "sessions")
+    monkeypatch.setattr(Head, "is_alive", lambda _: is_kept)
+    sessions = make_sessions(tmp_path / "ray" / "sessions", 3)
+    local = LocalRay(Settings(home=tmp_path))
+    (tmp_path / "ray" / "head.json").write_text(json.dumps(dataclasses.asdict(Head("x", "http://127.0.0.1:1", 2))))
+
+    async def start_and_stop() -> None:
+        local.start(on_ready=lambda: None, keep_running=lambda: is_kept)
+        await local.stop(keep_running=is_kept)
+
+    asyncio.run(start_and_stop())
+
+    assert [session.exists() for session in sessions] == [is_kept, is_kept, True]
+
+
+def test_a_session_outside_of_the_home_is_removed_with_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = tmp_path / "ms1-abc" / "ray"
+    monkeypatch.setattr("service.controller.local_ray.session_folder", lambda _: outside)
+    make_sessions(outside, 1)
+
+    LocalRay(Settings(home=tmp_path / "home"))._remove_sessions()
+
+    assert not outside.parent.exists()
+    assert tmp_path.exists()
 
 
 def test_another_users_session_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

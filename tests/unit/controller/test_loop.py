@@ -78,6 +78,19 @@ def test_the_clusters_size_is_known_before_ray_is_reached_and_seen_afterwards(de
     assert loop.total_gpus() == 2.0
 
 
+@pytest.mark.parametrize(("is_local", "most"), [(True, 0.0), (False, None)])
+def test_only_a_cluster_elsewhere_may_get_its_first_worker_later(
+    is_local: bool, most: float | None, desk: Desk
+) -> None:
+    desk.launcher.gpus = 0.0
+    expected = 0.0 if is_local else None
+    loop = ControllerLoop(
+        desk.database, desk.launcher, desk.settings, owner="x", expected_gpus=expected, clock=desk.now
+    )
+    asyncio.run(_ticked(loop))
+    assert loop.most_gpus() == most
+
+
 def test_gpus_of_others_on_the_cluster_are_left_alone(desk: Desk) -> None:
     desk.launcher.gpus_used = 1.0
     uid = desk.submit(world_size=2)

@@ -118,6 +118,10 @@ def test_a_run_larger_than_the_cluster_holds_nobody_up() -> None:
     assert found.waiting == {1: "needs 9 GPUs, the cluster has 8"}
 
 
+def test_before_the_first_worker_has_joined_a_run_waits_and_says_so() -> None:
+    assert schedule([QueuedRun(1, 2)], [], 0).waiting == {1: "needs 2 GPUs, the cluster has none yet"}
+
+
 def test_a_pausing_run_holds_nobody_up() -> None:
     found = schedule([QueuedRun(1, 2, pause_s=3.0, attempts=1), QueuedRun(2, 2)], [], 2)
     assert found.start == (2,)

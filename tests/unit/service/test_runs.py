@@ -20,6 +20,13 @@ def wait_for_status(client: Client, run_id: str, status: str, limit_s: float = 1
     raise AssertionError(f"{run_id} is {run['status']}, not {status}: {run['waiting_reason']}")
 
 
+def wait_for_reason(client: Client, run_id: str, reason: str, limit_s: float = 10.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while (found := client.get(f"/runs/{run_id}").json()["waiting_reason"]) != reason:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.02)
+
+
 def test_an_accepted_run_has_every_agreed_field(client: Client) -> None:
     response = client.post("/runs", json={"name": "first", "tags": ["a"], "steps": 3})
     run = response.json()
@@ -40,7 +47,7 @@ def test_an_accepted_run_has_every_agreed_field(client: Client) -> None:
 def test_a_submitted_run_becomes_a_job(client: Client, launcher: FakeLauncher) -> None:
     run_id = client.post("/runs", json={}).json()["id"]
     run = wait_for_status(client, run_id, "pending")
-    assert [attempt["id"] for attempt in run["attempts"]] == [f"run-{run_id}-a1"]
+    assert [(attempt["id"], attempt["ray_job"]) for attempt in run["attempts"]] == [(f"run-{run_id}-a1",) * 2]
     assert f"run-{run_id}-a1" in launcher.rows
 
 
@@ -118,6 +125,36 @@ def test_a_run_larger_than_the_cluster_is_refused_and_half_gpus_count_half(clien
     assert accepted.status_code == 201
 
 
+def test_a_run_submitted_before_the_first_worker_has_joined_waits_for_it(
+    make_client: Callable[..., Client], launcher: FakeLauncher
+) -> None:
+    launcher.gpus = 0.0
+    client = make_client()
+
+    submitted = client.post("/runs", json={"world_size": 2})
+
+    assert submitted.status_code == 201, submitted.text
+    run_id = submitted.json()["id"]
+    wait_for_reason(client, run_id, "needs 2 GPUs, the cluster has none yet")
+    launcher.gpus = 2.0
+    wait_for_status(client, run_id, "pending")
+
+
+def test_a_run_within_what_the_cluster_may_come_to_have_waits_and_a_larger_one_is_refused(
+    make_client: Callable[..., Client],
+) -> None:
+    client = make_client(cluster_max_gpus=4)
+
+    submitted = client.post("/runs", json={"world_size": 4})
+    refused = client.post("/runs", json={"world_size": 5})
+
+    assert submitted.status_code == 201, submitted.text
+    wait_for_reason(client, submitted.json()["id"], "needs 4 GPUs, the cluster has 2")
+    assert refused.status_code == 422
+    assert "needs 5 GPUs; the cluster may come to have 4" in refused.json()["detail"]
+    assert refused.json()["remedy"] == "use at most 4"
+
+
 def test_an_allow_listed_task_is_accepted(make_client: Callable[..., Client]) -> None:
     client = make_client(allow_tasks="mine.tasks:train")
     assert client.post("/runs", json={"task": {"name": "mine.tasks:train"}}).status_code == 201
@@ -189,6 +226,15 @@ def test_the_log_of_the_newest_attempt_is_plain_text(client: Client) -> None:
     assert log.headers["content-type"] == "text/plain; charset=utf-8"
     assert log.text == f"log of run-{run_id}-a1"
     assert client.get(f"/runs/{run_id}/logs?attempt=2").status_code == 404
+
+
+def test_ray_is_not_asked_what_a_recorded_script_has_printed(client: Client, launcher: FakeLauncher) -> None:
+    begun = client.post("/recordings", json={"spec": {"name": "mine", "task": {"name": "external"}}}).json()
+
+    log = client.get(f"/runs/{begun['run_id']}/logs")
+
+    # Ray, asked, would not know the job: that is a 404.
+    assert (log.status_code, log.text) == (200, "")
 
 
 def test_every_change_is_listed_as_an_event(client: Client) -> None:

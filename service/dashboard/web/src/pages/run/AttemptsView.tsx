@@ -29,7 +29,7 @@ function AttemptCard({ attempt }: { attempt: Attempt }) {
       <div className="row wrap-row">
         <h2 className="h2">Attempt {attempt.number}</h2>
         <StatusMark status={attempt.status} />
-        <code className="ink-3">{attempt.id}</code>
+        {attempt.ray_job === null ? <span className="ink-3">recorded</span> : <code className="ink-3">{attempt.ray_job}</code>}
         <span className="grow" />
         <span className="ink-3 num">
           <Ago at={attempt.created_at} /> · <Elapsed started={attempt.started_at} finished={attempt.finished_at} />
