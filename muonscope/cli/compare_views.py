@@ -10,6 +10,15 @@ if TYPE_CHECKING:
     from muonscope.client import Comparison
 
 
+def run_heads(comparison: "Comparison") -> tuple[str, str]:
+    """What heads the two runs' columns: their names, and the ids that tell runs of one name apart."""
+    runs = {"a": comparison.a, "b": comparison.b}
+    heads = [
+        f"{comparison.names[side]} ({run_id})" if side in comparison.names else run_id for side, run_id in runs.items()
+    ]
+    return heads[0], heads[1]
+
+
 def answer_lines(comparison: "Comparison") -> list[str]:
     """Where and why the records part, in words."""
     lines = [comparison.explanation] if comparison.explanation else []

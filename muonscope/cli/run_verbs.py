@@ -159,7 +159,7 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare two runs: what differs in their specs, and where their records part."""
-    from muonscope.cli.compare_views import answer_lines, figure_rows, spec_rows
+    from muonscope.cli.compare_views import answer_lines, figure_rows, run_heads, spec_rows
 
     screen = Screen(as_json)
     with open_client(url) as client:
@@ -170,9 +170,9 @@ def compare(
     for line in answer_lines(comparison):
         screen.line(line)
     screen.line()
-    screen.table(("spec", run_a, run_b), spec_rows(comparison))
+    screen.table(("spec", *run_heads(comparison)), spec_rows(comparison))
     screen.line()
-    screen.table(("record", run_a, run_b), figure_rows(comparison))
+    screen.table(("record", *run_heads(comparison)), figure_rows(comparison))
 
 
 def logs(

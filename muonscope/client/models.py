@@ -243,6 +243,8 @@ class Comparison(_Answer):
 
     a: str
     b: str
+    names: dict[str, str] = Field(default_factory=dict)
+    """What the runs are called, under `a` and `b`."""
     spec_difference: list[FieldDifference] = Field(default_factory=list)
     is_pair: bool = False
     """Whether they differ in one field only."""

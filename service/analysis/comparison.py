@@ -131,6 +131,7 @@ def compare(a: Side, b: Side, parameters: Sequence[int] = ()) -> dict[str, Any]:
     """
     difference = spec_difference(a.spec, b.spec)
     divergence = first_divergence(a, b)
+    explanation = _explain(divergence, a, b, difference) if _share_steps(a, b) else _NOTHING_SHARED
     return {
         "spec_difference": difference,
         "is_pair": len(difference) == 1,
@@ -140,7 +141,7 @@ def compare(a: Side, b: Side, parameters: Sequence[int] = ()) -> dict[str, Any]:
         },
         "bit_equal_until": divergence.step if divergence is not None else _end(a, b),
         "first_divergence": _divergence_json(divergence, a, b, parameters),
-        "explanation": _explain(divergence, a, b, difference) if _share_steps(a, b) else _NOTHING_SHARED,
+        "explanation": explanation + _tasks_differ(difference),
         "discarded": _discarded(a.columns, b.columns),
         "loss_scale": {"a": _trajectory(a.columns), "b": _trajectory(b.columns)},
         "final": _final(a, b),
@@ -187,6 +188,14 @@ def _share_steps(a: Side, b: Side) -> bool:
 
 _BEFORE_THE_CHECK: Final = frozenset({"loss_scale_before", "loss", "lr"})
 """What differs in these does so whatever a step does about an overflow."""
+
+
+def _tasks_differ(difference: Sequence[Mapping[str, Any]]) -> str:
+    """Say that the runs train different tasks: then no step of theirs can be held against the other's."""
+    for entry in difference:
+        if entry["field"] == "task.name":
+            return f" The tasks differ: {entry['a']} and {entry['b']}."
+    return ""
 
 
 def _explain(divergence: Divergence | None, a: Side, b: Side, difference: Sequence[Mapping[str, Any]]) -> str:

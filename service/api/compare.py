@@ -35,7 +35,8 @@ def compare(
             steps = StepRepository(session)
             norms = [steps.norms_at(run, [divergence.step]).get(divergence.step, b"") for run in (run_a, run_b)]
             parameters = comparison.differing_parameters(norms[0], norms[1])
-    answer: dict[str, Any] = {"a": a, "b": b, **comparison.compare(side_a, side_b, parameters)}
+    names = {"a": run_a.name, "b": run_b.name}
+    answer: dict[str, Any] = {"a": a, "b": b, "names": names, **comparison.compare(side_a, side_b, parameters)}
     return CompareOut.model_validate(answer)
 
 

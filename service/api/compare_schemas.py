@@ -96,9 +96,16 @@ class CostOut(Out):
     ns_calls: RatioOut
 
 
+class NamesOut(Out):
+    a: str
+    b: str
+
+
 class CompareOut(Out):
     a: str
     b: str
+    names: NamesOut
+    """What the runs are called; several may be called the same."""
     spec_difference: list[FieldDifference]
     """Fields that can change the numbers."""
     is_pair: bool

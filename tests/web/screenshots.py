@@ -33,6 +33,7 @@ class Shot:
     path: str
     shows: str
     """A selector whose first match must be visible before the picture is taken."""
+    height: int = HEIGHT
 
 
 def shots(experiment: dict[str, Any]) -> list[Shot]:
@@ -46,10 +47,10 @@ def shots(experiment: dict[str, Any]) -> list[Shot]:
         Shot("runs", f"/ui/runs?selected={master},{ordered}", ".spark"),
         Shot("run", f"/ui/runs/{ordered}?step=1", ".panel canvas"),
         Shot("parameters", f"/ui/runs/{master}?view=parameters", ".heat"),
-        Shot("config", f"/ui/runs/{master}?view=config", ".config tbody tr"),
-        Shot("attempts", f"/ui/runs/{master}?view=attempts", ".attempt-grid"),
+        Shot("config", f"/ui/runs/{master}?view=config", ".config tbody tr.is-set"),
+        Shot("attempts", f"/ui/runs/{master}?view=attempts", ".attempt-grid", height=560),
         Shot("logs", f"/ui/runs/{master}?view=logs", ".log-line"),
-        Shot("compare", f"/ui/compare?a={master}&b={ordered}&step=5", ".panel canvas"),
+        Shot("compare", f"/ui/compare?a={master}&b={ordered}&step=5", ".panel canvas", height=1380),
         Shot("experiments", "/ui/experiments", "main a"),
         Shot("experiment", f"/ui/experiments/{experiment['id']}", ".matrix tbody tr"),
         Shot("submit", "/ui/submit", ".form-field"),
@@ -87,7 +88,7 @@ def settle(page: Page, shot: Shot) -> None:
 
 def take(browser: Browser, address: str, shot: Shot, theme: str) -> Path:
     context = browser.new_context(
-        base_url=address, viewport={"width": WIDTH, "height": HEIGHT}, color_scheme=theme, reduced_motion="reduce"
+        base_url=address, viewport={"width": WIDTH, "height": shot.height}, color_scheme=theme, reduced_motion="reduce"
     )
     page = context.new_page()
     page.goto(shot.path)

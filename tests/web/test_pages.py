@@ -156,6 +156,19 @@ def test_selected_runs_are_tagged_together_and_found_by_the_tag(site: Site, open
     assert site.client.get("/runs", params={"q": 'tag:"night run"'}).json()["runs"] == []
 
 
+def test_what_can_be_done_with_selected_runs_is_within_a_narrow_window(site: Site, open_page: Open) -> None:
+    selected = f"{site.names['z1-16-master']},{site.names['z1-16-ordered']}"
+    page = open_page(f"/ui/runs?selected={selected}", width=390).page
+    bar = page.get_by_role("region", name="Selected runs")
+    bar.get_by_role("button", name="Tag", exact=True).click()
+    expect(page.get_by_label("Tag for the selected runs")).to_be_visible()
+    for control in (*bar.get_by_role("button").all(), page.get_by_label("Tag for the selected runs")):
+        box = control.bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 390
+
+
 def test_an_unknown_field_in_the_filter_is_said_beside_it(site: Site, open_page: Open) -> None:
     page = open_page("/ui/runs?q=colour:red").page
     expect(page.get_by_role("alert")).to_contain_text("colour is not a field of the search")

@@ -19,6 +19,10 @@ def test_a_pair_is_equal_to_the_last_bit_until_the_first_overflow(any_client: ht
 
     assert answer["spec_difference"] == [{"field": "step_ordering", "a": "master", "b": "ordered"}]
     assert answer["is_pair"] is True
+    names = {
+        side: any_client.get(f"/runs/{voice.run_id}").json()["name"] for side, voice in (("a", master), ("b", ordered))
+    }
+    assert answer["names"] == names
     assert answer["shared"] == {"data": True, "initial_parameters": True}
     assert answer["bit_equal_until"] == 1
     assert answer["first_divergence"] == {

@@ -87,6 +87,14 @@ def test_specs_differ_by_dotted_name_and_names_do_not_count() -> None:
     ]  # fmt: skip
 
 
+def test_runs_of_two_tasks_are_said_to_train_different_ones() -> None:
+    tasks = [{"task": {"name": name, "width": 1}} for name in ("calm_boom", "matrix_pair", "calm_boom")]
+    one, other, same = (side(spec=task, loss=[loss] * 4) for task, loss in zip(tasks, (1.0, 2.0, 3.0), strict=True))
+
+    assert compare(one, other)["explanation"].endswith("The tasks differ: calm_boom and matrix_pair.")
+    assert "tasks" not in compare(one, same)["explanation"]
+
+
 def test_clipping_is_named_as_the_cause_where_no_overflow_is() -> None:
     def clipped(ordering: str, clipping: float, grad_norm: float) -> Side:
         spec = {"step_ordering": ordering, "gradient_clipping": clipping, "implementation": "muon_core"}

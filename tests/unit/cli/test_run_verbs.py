@@ -251,6 +251,7 @@ def test_a_recorded_script_is_shown_without_a_ray_job(
 COMPARISON: dict[str, Any] = {
     "a": "r1",
     "b": "r2",
+    "names": {"a": "tiny master", "b": "tiny ordered"},
     "spec_difference": [{"field": "step_ordering", "a": "master", "b": "ordered"}],
     "is_pair": True,
     "bit_equal_until": 1,
@@ -275,6 +276,8 @@ def test_compare_answers_first_and_then_shows_both_sides(command: RunCommand, se
     ]
     rows = [line.split("  ") for line in out.splitlines()]
     cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    assert ["spec", "tiny master (r1)", "tiny ordered (r2)"] in cells
+    assert ["record", "tiny master (r1)", "tiny ordered (r2)"] in cells
     assert ["step_ordering", "master", "ordered"] in cells
     assert ["discarded steps", "17", "2"] in cells
     assert ["discarded steps, overflows", "17", "2"] in cells

@@ -1316,6 +1316,8 @@ export interface components {
              */
             is_pair: boolean;
             loss_scale: components["schemas"]["TrajectoriesOut"];
+            /** @description What the runs are called; several may be called the same. */
+            names: components["schemas"]["NamesOut"];
             shared: components["schemas"]["SharedOut"];
             /**
              * Spec Difference
@@ -2052,6 +2054,13 @@ export interface components {
          * @enum {string}
          */
         MomentumUnit: "unscaled" | "loss_scaled";
+        /** NamesOut */
+        NamesOut: {
+            /** A */
+            a: string;
+            /** B */
+            b: string;
+        };
         /** NodeOut */
         NodeOut: {
             /** Address */

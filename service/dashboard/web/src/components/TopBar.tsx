@@ -56,7 +56,10 @@ export function TopBar({ onHelp }: { onHelp: () => void }) {
           ?
         </button>
         <Link to={href("/submit")} className="btn">
-          Submit<span className="wide-only">run</span> <Key>N</Key>
+          <span>
+            Submit<span className="wide-only"> run</span>
+          </span>
+          <Key>N</Key>
         </Link>
       </div>
     </header>

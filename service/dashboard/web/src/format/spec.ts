@@ -58,6 +58,16 @@ export function isLabel(path: string): boolean {
 
 /** One line on what a run is, with powers written `2^16`: `byte gpt · ZeRO 2 · 2 × fp16 · initial scale 2^16 · seed 7`. */
 export function describeSpec(spec: RunSpec): string {
+  return describedParts(spec).join(" · ");
+}
+
+/** The same line of what several runs have in common; what sets them apart is left out. */
+export function describeShared(specs: readonly RunSpec[]): string {
+  const [first = [], ...rest] = specs.map(describedParts);
+  return first.filter((part) => rest.every((parts) => parts.includes(part))).join(" · ");
+}
+
+function describedParts(spec: RunSpec): string[] {
   const parts = [spec.task.name.replaceAll("_", " "), `ZeRO ${spec.zero_stage}`, `${spec.world_size} × ${spec.precision}`];
   if (spec.precision === "fp16") {
     const fixed = spec.loss_scale.static;
@@ -65,7 +75,7 @@ export function describeSpec(spec: RunSpec): string {
   }
   parts.push(`seed ${spec.seed}`);
   if (spec.implementation !== "muon_core") parts.push(spec.implementation);
-  return parts.join(" · ");
+  return parts;
 }
 
 interface Shared {

@@ -2,9 +2,9 @@
 
 import type { Run } from "../../api/types.ts";
 import { plannedSteps } from "../../format/steps.ts";
+import { RunLink } from "../../components/RunLink.tsx";
 import { LossScale, OrderingMark, Scalar, StatusMark, VerdictChip } from "../../components/marks.tsx";
 import { formatInteger, formatLoss, formatScalar, toNumber } from "../../format/number.ts";
-import { Link, runHref } from "../../routing/router.tsx";
 import { Figure } from "../run/RunHeader.tsx";
 import { runShare } from "../runs/columns.tsx";
 
@@ -12,9 +12,7 @@ export function CompareCard({ run, label }: { run: Run; label: string }) {
   const summary = run.summary;
   return (
     <div className="card compare-card">
-      <Link to={runHref(run.id)} title={run.name}>
-        <OrderingMark ordering={run.spec.step_ordering} label={label} />
-      </Link>
+      <OrderingMark ordering={run.spec.step_ordering} label={label} />
       <VerdictChip verdict={run.verdict} />
       <StatusMark status={run.status} share={runShare(run)} />
       <span className="ink-3 num">
@@ -35,6 +33,9 @@ export function CompareCard({ run, label }: { run: Run; label: string }) {
           <Scalar value={toNumber(summary?.last_momentum_norm)} format={(value) => formatScalar(value, 3)} />
         </Figure>
       </dl>
+      <p className="run-of">
+        <RunLink id={run.id} name={run.name} /> <span className="ink-3 mono">{run.id}</span>
+      </p>
     </div>
   );
 }

@@ -19,7 +19,7 @@ import { Sentence } from "../../components/marks.tsx";
 import { EmptyState, ErrorState, LoadingState } from "../../components/states.tsx";
 import { useTitle } from "../../components/title.ts";
 import { copyText } from "../../components/toast.tsx";
-import { describeSpec } from "../../format/spec.ts";
+import { describeShared } from "../../format/spec.ts";
 import { changeQuery, href, Link, navigate, usePlace } from "../../routing/router.tsx";
 import { rangeWords } from "../run/StepsView.tsx";
 import { compareHref } from "../runs/links.ts";
@@ -110,7 +110,7 @@ function Compared({ runs, ids }: { runs: Run[]; ids: string[] }) {
           ))}
         </h1>
         <span className="ink-3">
-          <Sentence text={runs[0] ? describeSpec(runs[0].spec) : ""} />
+          <Sentence text={describeShared(runs.map((run) => run.spec))} />
         </span>
         <span className="grow" />
         <CompareActions runs={runs} ids={ids} stack={stack} />
@@ -177,7 +177,7 @@ function Compared({ runs, ids }: { runs: Run[]; ids: string[] }) {
           <Readout traces={drawn} step={chart.shown} isLocked={chart.locked !== null} />
           {!isApplied && <OverflowTable traces={traces} locked={chart.locked} onLock={chart.onLock} />}
           <ConfigDifference runs={runs} labels={labels} />
-          <CostBox each={comparisons.each} labels={labels} />
+          <CostBox each={comparisons.each} runs={runs} labels={labels} />
         </aside>
       </div>
     </main>

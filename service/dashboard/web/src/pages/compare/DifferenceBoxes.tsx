@@ -1,7 +1,7 @@
 /** What sets the runs apart: fields of their specs, and what they cost. */
 
 import type { Comparison, Run } from "../../api/types.ts";
-import { Box, TableHead } from "../../components/Box.tsx";
+import { Box, TableHead, type HeadCell } from "../../components/Box.tsx";
 import { SpecRow } from "../../components/SpecRow.tsx";
 import { formatBytes, formatInteger } from "../../format/number.ts";
 import { differences, flatten, isLabel } from "../../format/spec.ts";
@@ -14,7 +14,7 @@ export function ConfigDifference({ runs, labels }: { runs: readonly Run[]; label
     <Box title="Config" aside={`${rows.length} of ${total} ${rows.length === 1 ? "differs" : "differ"}`}>
       {rows.length > 0 && (
         <table className="grid-table">
-          <TableHead cells={["Field", ...labels.map((label, index) => ({ key: runs[index]?.id, label }))]} />
+          <TableHead cells={["Field", ...runHeads(runs, labels)]} />
           <tbody>
             {rows.map(({ path, values }) => (
               <SpecRow key={path} path={path} cells={values.map((value, index) => ({ key: runs[index]?.id ?? "", value }))} />
@@ -26,6 +26,24 @@ export function ConfigDifference({ runs, labels }: { runs: readonly Run[]; label
   );
 }
 
+/** What heads a run's column: its label, and the name and id it is short for. */
+function runHeads(runs: readonly Run[], labels: readonly string[]): HeadCell[] {
+  return runs.map(({ id, name }, index) => ({
+    key: id,
+    label: (
+      <span className="clip-label" title={`${name} · ${id}`}>
+        {labels[index] ?? name}
+      </span>
+    ),
+  }));
+}
+
+interface CostProps {
+  each: readonly (Comparison | undefined)[];
+  runs: readonly Run[];
+  labels: readonly string[];
+}
+
 type Ratio = Comparison["cost"]["step_time_s"];
 
 const COSTS: readonly (readonly [string, keyof Comparison["cost"], (value: number | null) => string])[] = [
@@ -35,7 +53,7 @@ const COSTS: readonly (readonly [string, keyof Comparison["cost"], (value: numbe
 ];
 
 /** The first run's cost, and each other's with how many times the first one's it is. */
-export function CostBox({ each, labels }: { each: readonly (Comparison | undefined)[]; labels: readonly string[] }) {
+export function CostBox({ each, runs, labels }: CostProps) {
   const known = each.filter((comparison) => comparison !== undefined);
   const rows = COSTS.map(([label, key, format]) => ({ label, format, ratios: known.map(({ cost }) => cost[key]) })).filter(
     ({ ratios }) => ratios.some(({ a, b }) => a !== null || b !== null),
@@ -44,7 +62,7 @@ export function CostBox({ each, labels }: { each: readonly (Comparison | undefin
   return (
     <Box title="Cost">
       <table className="grid-table">
-        <TableHead cells={["Of the run", ...labels.map((label, index) => ({ key: String(index), label }))]} />
+        <TableHead cells={["Of the run", ...runHeads(runs, labels)]} />
         <tbody>
           {rows.map(({ label, format, ratios }) => (
             <tr key={label}>

@@ -62,7 +62,7 @@ function AttemptCard({ attempt }: { attempt: Attempt }) {
         </Box>
         <PhaseTimeline attempt={attempt} />
         <Box title="Record" level={3}>
-          <dl className="kv body">
+          <dl className="kv body record">
             <dt>First step</dt>
             <dd>{formatInteger(attempt.first_step)}</dd>
             <dt>Steps declared</dt>

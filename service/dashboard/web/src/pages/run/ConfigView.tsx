@@ -25,9 +25,14 @@ export function defaultsFor(spec: Record<string, unknown>, schema: SpecSchema): 
   return flatten(Object.fromEntries(fields));
 }
 
-/** The OpenAPI document leaves null defaults out: no default and null are the same there. */
+/** The OpenAPI document leaves out defaults that are null or made empty: no default is the same as either there. */
 function differs(value: unknown, standard: unknown): boolean {
+  if (standard === undefined && isEmpty(value)) return false;
   return JSON.stringify(value ?? null) !== JSON.stringify(standard ?? null);
+}
+
+function isEmpty(value: unknown): boolean {
+  return value !== null && typeof value === "object" && Object.keys(value).length === 0;
 }
 
 export default function ConfigView({ run }: { run: Run }) {
