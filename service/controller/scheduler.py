@@ -2,12 +2,13 @@
 
 Order: by rank, which is the time of submission less `aging_s` for each point of priority: first come, first served
 within a priority, and whoever has waited `aging_s` longer stands level with one point more. The first run that does
-not fit holds the head of the line: nothing behind it may take GPUs that it will need. What it will never need (the
-cluster's total less its own share) stays open, so that an 8-GPU run on a large cluster keeps no one waiting, and a
-stream of small runs cannot starve it. A run that its user's or its tag's limit holds back is passed by. Once nothing
-behind the head of the line can start, nothing behind it is looked at: a tick over a long line reads its beginning.
+not fit holds the head of the line, and GPUs that come free are kept for it: a stream of small runs cannot starve it.
+Only what it will leave over, however it comes by its GPUs, stays open to those behind it. A run that its user's or its
+tag's limit holds back is passed by. Once nothing behind the head of the line can start, nothing behind it is looked
+at: a tick over a long line reads its beginning.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from typing import Final, NamedTuple
 _TOLERANCE: Final = 1e-6
 EVERYBODY: Final = "*"
 _PLACE: Final = attrgetter("rank", "id")
+# The finest share of a GPU that sums of shares are reckoned in.
+_UNIT: Final = 0.001
 _TURN: Final = "waits for its turn"
 
 
@@ -142,6 +145,7 @@ def decide_starts(
     head: QueuedRun | None = None
     spare = 0.0
     start: list[int] = []
+    given: list[float] = []
     waiting: dict[int, str] = {}
     for run in line:
         if run.gpus > most_gpus(capacity):
@@ -154,12 +158,12 @@ def decide_starts(
             waiting[run.id] = _TURN
         elif run.gpus > free + _TOLERANCE:
             head = run
-            # What those behind the head of the line hold already counts against what they may take.
-            held_behind = sum(other.gpus for other in running if _PLACE(other) > _PLACE(run))
-            spare = open_gpus - run.gpus - held_behind
+            # Those that were given GPUs just now may end first, too.
+            spare = _left_over(run.gpus - free, [*(each.gpus for each in running), *given])
             waiting[run.id] = f"needs {_count(run.gpus)}, {_number(max(free, 0.0))} free"
         else:
             start.append(run.id)
+            given.append(run.gpus)
             held.add(run)
             free -= run.gpus
             spare -= run.gpus
@@ -168,6 +172,24 @@ def decide_starts(
         if head is not None and smallest > min(free, spare) + _TOLERANCE:
             return Schedule(tuple(start), waiting, _TURN, _PLACE(run))
     return Schedule(tuple(start), waiting)
+
+
+def _left_over(missing: float, held: Iterable[float]) -> float:
+    """Return the fewest GPUs that are too many once runs have ended whose GPUs are what is missing, or more.
+
+    Any runs may end, in any order: of all their sums the smallest that is enough counts. 0 where none is.
+    """
+    wanted = max(1, math.ceil(missing / _UNIT - _TOLERANCE))
+    mask, least = (1 << wanted) - 1, None
+    # Bit n: some runs hold n units together, and that is not enough.
+    sums = 1
+    for gpus in held:
+        with_it = sums << max(1, round(gpus / _UNIT))
+        if enough := with_it >> wanted:
+            over = (enough & -enough).bit_length() - 1
+            least = over if least is None else min(least, over)
+        sums |= with_it & mask
+    return (least or 0) * _UNIT
 
 
 def too_large(gpus: float, capacity: Capacity) -> str:

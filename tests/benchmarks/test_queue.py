@@ -17,11 +17,13 @@ from typing import Any
 
 import psutil
 import pytest
+from sqlalchemy import select
 
 from muonscope.contract.status import RunStatus
 from service.controller.launcher import JobStatus
 from service.controller.loop import ControllerLoop
 from service.store import migrate
+from service.store.models import Attempt
 from service.store.queue import QueueRepository
 from service.store.runs import RunRepository
 from service.store.session import Database
@@ -133,7 +135,8 @@ def test_ten_thousand_queued_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         _wait_until_full(client, launcher)
         filling = list(ticks)
         _say(f"{len(filling)} ticks that fill the cluster: {_described(filling)}")
-        started = [name.split("-")[1] for name in launcher.requests]
+        started = _started(database)
+        assert len(started) == len(launcher.requests)
         assert started == [uid for uid in line if uid in set(started)], "not in the order of the line"
         ticks.clear()
         time.sleep(5)
@@ -161,6 +164,8 @@ def test_an_eight_gpu_run_is_not_starved_by_a_stream_of_small_ones(
             for _ in range(2):
                 client.post("/runs", json={"world_size": 1})
             alive = [name for name, job in launcher.rows.items() if job.status is JobStatus.RUNNING]
+            # Stopped by its user: what only lost its job would be tried again, in its old place.
+            client.post(f"/runs/{alive[0].split('-')[1]}/stop")
             launcher.end(alive[0], JobStatus.STOPPED)
             ended += 1
             # Those queued before it, and the eight that it waits for.
@@ -179,6 +184,13 @@ def _line(database: Database) -> list[str]:
         uids = {run_id: run.uid for start in range(0, len(ids), 500)
                 for run_id, run in RunRepository(session).by_ids(ids[start : start + 500]).items()}  # fmt: skip
     return [uids[run_id] for run_id in ids]
+
+
+def _started(database: Database) -> list[str]:
+    """The runs that were given GPUs, in that order."""
+    with database.read() as session:
+        names = session.scalars(select(Attempt.submission_id).order_by(Attempt.id))
+        return [name.split("-")[1] for name in names]
 
 
 def _wait_until_full(client: Any, launcher: FakeLauncher) -> None:

@@ -1,6 +1,7 @@
 """What starts now and why the rest waits."""
 
 from collections.abc import Iterator
+from itertools import chain, combinations
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,6 +105,37 @@ def test_gpus_the_head_of_the_line_will_not_need_stay_open() -> None:
     found = schedule([QueuedRun(2, 8), QueuedRun(3, 1), QueuedRun(4, 1), QueuedRun(5, 1)], [RunningRun(1, 5)], 10)
     assert found.start == (3, 4)
     assert found.waiting == {2: "needs 8 GPUs, 5 free", 5: "waits for its turn"}
+
+
+def test_gpus_that_come_free_are_kept_for_the_head_of_the_line() -> None:
+    # Of 64 runs of one GPU seven have ended; each of the others may be the eighth.
+    running = [RunningRun(run, 1) for run in range(1, 58)]
+    found = schedule([QueuedRun(100, 8), QueuedRun(101, 1)], running, 64)
+    assert found == Schedule((), {100: "needs 8 GPUs, 7 free", 101: "waits for its turn"})
+
+
+def test_what_the_head_leaves_over_is_the_least_that_any_ends_leave() -> None:
+    # Three GPUs are missing: a 4 that ends leaves one over, a 2 with a 2 too, a 2 with a 1 none.
+    queued = [QueuedRun(10, 4), QueuedRun(11, 1)]
+    four, two, another, one = RunningRun(1, 4), RunningRun(2, 2), RunningRun(3, 2), RunningRun(4, 1)
+    assert schedule(queued, [four, two, another], 9).start == (11,)
+    assert schedule(queued, [four, two, another, one], 10).start == ()
+
+
+@given(st.lists(st.integers(1, 8), max_size=8), st.integers(1, 8), st.integers(0, 7), st.integers(1, 8))
+def test_no_run_behind_the_head_makes_it_wait_for_one_end_more(
+    running: list[int], wanted: int, free: int, behind: int
+) -> None:
+    """Whichever runs end, the head starts when it would have started without the run behind it."""
+    free = min(free, wanted - 1)
+    total = sum(running) + free
+    held = [RunningRun(number, gpus) for number, gpus in enumerate(running, start=1)]
+    found = schedule([QueuedRun(100, wanted), QueuedRun(101, behind)], held, total)
+
+    if 101 in found.start:
+        for ended in chain.from_iterable(combinations(running, size) for size in range(len(running) + 1)):
+            would_start = free + sum(ended) >= wanted
+            assert would_start <= (free - behind + sum(ended) >= wanted)
 
 
 def test_what_runs_behind_the_head_already_counts_against_the_open_gpus() -> None:
