@@ -17,7 +17,9 @@ from tests.unit.service.live import serving
 
 def examine(client: httpx.Client, folder: Path, *options: str, limit_s: float) -> None:
     document = str(client.base_url).rstrip("/") + "/openapi.json"
-    command = [Path(sys.executable).with_name("schemathesis"), "run", document, "--checks", "all"]
+    settings = Path(__file__).with_name("schemathesis.toml")
+    command: list[str | Path] = [Path(sys.executable).with_name("schemathesis"), "--config-file", settings]
+    command += ["run", document, "--checks", "all"]
     command += ["--exclude-checks", "positive_data_acceptance", "--exclude-path-regex", "^/events$", "--no-shrink"]
     command += ["--generation-deterministic", "--continue-on-failure", "--request-timeout", "10", "--warnings", "off"]
     result = subprocess.run([*command, *options], capture_output=True, text=True, timeout=limit_s, cwd=folder)
