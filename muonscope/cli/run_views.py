@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from muonscope.cli import exit_codes
 from muonscope.cli.screen import NOT_MEASURED, number
+from muonscope.contract.status import Finding
 
 if TYPE_CHECKING:
     from muonscope.client import Run, Step
@@ -80,6 +81,9 @@ def outcome_line(run: "Run") -> str:
         parts.append(verdict(run))
     parts.append(f"{number(summary.applied)} applied, {number(summary.discarded)} discarded steps")
     parts.append(f"{moved(run)} parameters moved")
+    if any(finding.name == Finding.NO_MUON for finding in run.findings):
+        # It trains all the same, by AdamW alone: who asks about Muon must not take that for an answer.
+        parts.append("no parameter is trained by Muon")
     if run.failure is not None and not exit_codes.is_verdict(run.failure):
         # Tracebacks and the like come after the first line; `muonscope show` has them.
         parts.append(_failure(run).partition("\n")[0])
@@ -96,7 +100,11 @@ def run_facts(run: "Run") -> list[tuple[str, str]]:
         ("waiting for", run.waiting_reason or ""),
         ("verdict", verdict(run) if run.verdict else ""),
         ("evidence", run.verdict.evidence if run.verdict else ""),
-        ("findings", ", ".join(finding.name for finding in run.findings)),
+        *(
+            ("finding", f"{finding.name}: {finding.evidence}")
+            for finding in run.findings
+            if run.verdict is None or finding.name != run.verdict.name
+        ),
         ("failure", _failure(run)),
         ("ordering", f"{spec.get('step_ordering')} on {spec.get('implementation')}"),
         ("set-up", _setup(spec)),

@@ -21,7 +21,8 @@ def read_spec(path: str, tell: Callable[[str], None] = lambda line: None) -> dic
     Only the file's own faults are found here. Whether it is a good spec is for the service to say: one judge.
 
     Raises:
-        SpecFileError: unreadable, not YAML or JSON, a key given twice, or not a mapping.
+        SpecFileError: unreadable, not YAML or JSON, a key given twice, not a mapping, or a DeepSpeed configuration that
+            DeepSpeed would refuse.
     """
     text = _read_text(path)
     try:
@@ -34,21 +35,23 @@ def read_spec(path: str, tell: Callable[[str], None] = lambda line: None) -> dic
         found = "nothing" if value is None else f"a {type(value).__name__}"
         raise SpecFileError(path, f"holds {found}, not a mapping", remedy="begin with `name: first-run`")
     spec = {str(key): item for key, item in value.items() if key != _SCHEMA_KEY}
-    return _with_ds_config(spec, Path() if path == "-" else Path(path).parent, tell)
+    return _with_ds_config(spec, path, tell)
 
 
-def _with_ds_config(spec: dict[str, Any], folder: Path, tell: Callable[[str], None]) -> dict[str, Any]:
-    from muonscope.contract.ds_translation import is_deepspeeds_own, translate
+def _with_ds_config(spec: dict[str, Any], path: str, tell: Callable[[str], None]) -> dict[str, Any]:
+    from muonscope.contract.ds_translation import contradiction, is_deepspeeds_own, translate
 
-    config = spec.get("ds_config")
+    config, file = spec.get("ds_config"), path
     if isinstance(config, str):
-        file = str(folder / config)
+        file = str(Path() / config if path == "-" else Path(path).parent / config)
         try:
             config = _parse_json(_read_text(file))
         except ValueError as error:
             raise SpecFileError(file, f"is not JSON: {error}", remedy="give DeepSpeed's own file") from error
     if not isinstance(config, dict) or not is_deepspeeds_own(config):
         return spec if config is spec.get("ds_config") else {**spec, "ds_config": config}
+    if (reason := contradiction(config)) is not None:
+        raise SpecFileError(file, reason, remedy="correct it; DeepSpeed would not take it as it is meant either")
     translation = translate(config)
     for line in translation.report:
         tell(f"ds_config.{line}")

@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from muonscope.contract.ds_config import AUTO
+from muonscope.contract.ds_config import AUTO, refusal
 from muonscope.contract.run_spec import DS_CONFIG_OWNED_KEYS
 
+# Pydantic's words for true, which DeepSpeed's sections take.
+_ON: Final = frozenset({"true", "yes", "on", "t", "y", "1"})
 # DeepSpeed clips where nothing is said.
 DEFAULT_CLIPPING: Final = 1.0
 _LOSS_SCALE: Final = {
@@ -53,7 +55,27 @@ def is_deepspeeds_own(config: Any) -> bool:
     if not isinstance(config, Mapping):
         return False
     zero = config.get("zero_optimization")
-    return bool(DS_CONFIG_OWNED_KEYS.keys() & config.keys()) or (isinstance(zero, Mapping) and "stage" in zero)
+    has_stage = isinstance(zero, bool) or (isinstance(zero, Mapping) and "stage" in zero)
+    return has_stage or bool(DS_CONFIG_OWNED_KEYS.keys() & config.keys())
+
+
+def contradiction(config: Mapping[str, Any]) -> str | None:
+    """Say what of a DeepSpeed configuration DeepSpeed itself would refuse or ignore; None where a spec can say it."""
+    given = {key: value for key, value in config.items() if value != AUTO}
+    if (reason := refusal(given)) is not None:
+        return reason
+    if _is_enabled(given, "fp16") and (_is_enabled(given, "bf16") or _is_enabled(given, "bfloat16")):
+        return "ds_config enables both fp16 and bf16, which DeepSpeed refuses; enable one"
+    whole, micro, accumulated = (
+        given.get(key) for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    )
+    share = _share(given)
+    if share and isinstance(whole, int) and whole % share:
+        return (
+            f"ds_config.train_batch_size={whole} is no multiple of train_micro_batch_size_per_gpu={micro} times "
+            f"gradient_accumulation_steps={accumulated or 1}, whatever the number of ranks; correct one of them"
+        )
+    return None
 
 
 def translate(config: Mapping[str, Any]) -> Translation:
@@ -66,39 +88,55 @@ def translate(config: Mapping[str, Any]) -> Translation:
             found.becomes(key, _PLAIN[key], value)
         elif key == "train_batch_size":
             _batch(config, found)
+        elif key == "zero_optimization" and isinstance(value, bool):
+            _zero(key, {"stage": int(value)}, found)
         elif key in _TRANSLATORS and isinstance(value, Mapping):
             _TRANSLATORS[key](key, {name: each for name, each in value.items() if each != AUTO}, found)
         else:
             found.becomes(key, f"ds_config.{key}", value)
-    if "gradient_clipping" not in config:
+    if config.get("gradient_clipping", AUTO) == AUTO:
         found.becomes("gradient_clipping (not said)", "gradient_clipping", DEFAULT_CLIPPING)
     found.spec.setdefault("precision", "fp32")
     return found
 
 
 def _batch(config: Mapping[str, Any], found: Translation) -> None:
-    parts = (config.get("train_micro_batch_size_per_gpu"), config.get("gradient_accumulation_steps", 1))
-    whole, size = config["train_batch_size"], 0
-    if all(isinstance(part, int) and part > 0 for part in (*parts, whole)):
-        size = int(parts[0] or 0) * int(parts[1])
-    if size and whole % size == 0:
-        found.becomes("train_batch_size", "world_size", whole // size)
+    whole, share = config["train_batch_size"], _share(config)
+    if share and isinstance(whole, int) and whole > 0 and whole % share == 0:
+        found.becomes("train_batch_size", "world_size", whole // share)
     else:
         found.left_out("train_batch_size", "it does not follow how many ranks share it; say world_size")
 
 
+def _share(config: Mapping[str, Any]) -> int:
+    """Return how many samples of a batch are a rank's; 0 where it is not said."""
+    micro, accumulated = config.get("train_micro_batch_size_per_gpu"), config.get("gradient_accumulation_steps", 1)
+    is_said = all(isinstance(part, int) and part > 0 for part in (micro, accumulated))
+    return int(micro or 0) * int(accumulated) if is_said else 0
+
+
+def _is_enabled(config: Mapping[str, Any], key: str) -> bool:
+    section = config.get(key)
+    value = section.get("enabled") if isinstance(section, Mapping) else None
+    return value.strip().lower() in _ON if isinstance(value, str) else bool(value)
+
+
 def _zero(key: str, zero: Mapping[str, Any], found: Translation) -> None:
     rest = {name: value for name, value in zero.items() if name != "stage"}
-    if zero.get("stage") in (1, 2, 3):
-        found.becomes(f"{key}.stage", "zero_stage", zero["stage"])
+    stage = zero.get("stage")
+    if isinstance(stage, str) and stage.strip().isdecimal():
+        # As DeepSpeed reads it.
+        stage = int(stage)
+    if stage == 0:
+        found.left_out(f"{key}.stage", f"a run has stage 1, 2 or 3, and not {stage!r}")
     elif "stage" in zero:
-        found.left_out(f"{key}.stage", f"a run has stage 1, 2 or 3, and not {zero['stage']!r}")
+        found.becomes(f"{key}.stage", "zero_stage", stage)
     if rest:
         found.becomes(key, f"ds_config.{key}", rest)
 
 
 def _fp16(key: str, fp16: Mapping[str, Any], found: Translation) -> None:
-    if not fp16.get("enabled"):
+    if not _is_enabled({key: fp16}, key):
         found.left_out(key, "it is not enabled")
         return
     found.becomes(f"{key}.enabled", "precision", "fp16")
@@ -112,7 +150,7 @@ def _fp16(key: str, fp16: Mapping[str, Any], found: Translation) -> None:
 
 
 def _bf16(key: str, bf16: Mapping[str, Any], found: Translation) -> None:
-    if not bf16.get("enabled"):
+    if not _is_enabled({key: bf16}, key):
         found.left_out(key, "it is not enabled")
         return
     found.becomes(f"{key}.enabled", "precision", "bf16")

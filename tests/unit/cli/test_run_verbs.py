@@ -237,6 +237,22 @@ def test_show_has_the_evidence_the_phases_and_the_last_steps(command: RunCommand
     assert service.requests[-1].url.params["start"] == "12"
 
 
+@pytest.mark.parametrize("has_muon", [True, False])
+def test_a_run_without_a_muon_parameter_says_so_where_it_says_that_it_trains(
+    has_muon: bool, command: RunCommand, service: FakeService
+) -> None:
+    trains = {"name": "trains", "evidence": "30 steps"}
+    nothing = {"name": "no_muon", "evidence": "none of the 3 trainable parameters is routed to it"}
+    service.answers["GET", "/runs/r1"] = run_json(**TRAINED, findings=[trains] if has_muon else [trains, nothing])
+    service.answers["GET", "/runs/r1/steps"] = {"steps": [], "next_start": None}
+
+    watched, shown = command("watch", "r1").out, command("show", "r1").out
+
+    assert ("no parameter is trained by Muon" in watched) is not has_muon
+    assert ("no_muon: none of the 3 trainable parameters" in shown) is not has_muon
+    assert "trains: 30 steps" not in shown
+
+
 @pytest.mark.parametrize("ray_job", ["run-r1-a1", None])
 def test_a_recorded_script_is_shown_without_a_ray_job(
     ray_job: str | None, command: RunCommand, service: FakeService

@@ -104,6 +104,13 @@ def test_a_huge_file_is_not_read_whole(tmp_path: Path) -> None:
         read_spec(write(tmp_path, b"#" * (5 * 1024 * 1024)))
 
 
+def test_a_deepspeed_file_that_deepspeed_would_refuse_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"fp16": {"enabled": true}, "bf16": {"enabled": true}}')
+
+    with pytest.raises(SpecFileError, match=r"ds\.json.*both fp16 and bf16"):
+        read_spec(write(tmp_path, b"ds_config: ds.json\n"))
+
+
 def test_a_dash_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"steps: 3\n")))
 

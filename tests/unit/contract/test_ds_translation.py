@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from muonscope.contract.ds_translation import is_deepspeeds_own, translate
+from muonscope.contract.ds_translation import contradiction, is_deepspeeds_own, translate
 from muonscope.contract.run_spec import RunSpec
 
 WHOLE: dict[str, Any] = {
@@ -46,7 +47,9 @@ def test_every_key_has_its_line() -> None:
     ("config", "line"),
     [
         ({"train_micro_batch_size_per_gpu": "auto"}, 'left out, "auto" says nothing'),
-        ({"train_batch_size": 7, "train_micro_batch_size_per_gpu": 2}, "say world_size"),
+        ({"train_batch_size": 8}, "say world_size"),
+        ({"gradient_clipping": "auto"}, "gradient_clipping (not said): gradient_clipping = 1.0"),
+        ({"zero_optimization": False}, "stage: left out"),
         ({"zero_optimization": {"stage": 0}}, "stage: left out"),
         ({"optimizer": {"type": "Adam", "params": {"lr": 1.0}}}, "Adam is not Muon"),
         ({"scheduler": {"type": "WarmupLR", "params": {}}}, "scheduler: left out"),
@@ -55,6 +58,56 @@ def test_every_key_has_its_line() -> None:
 )
 def test_what_has_no_place_is_left_out_with_the_reason(config: dict[str, Any], line: str) -> None:
     assert line in "\n".join(translate(config).report)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"fp16": {"enabled": True}, "bf16": {"enabled": "on"}}, "enables both fp16 and bf16"),
+        (
+            {"train_batch_size": 256, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 18},
+            "256 is no multiple of train_micro_batch_size_per_gpu=2 times gradient_accumulation_steps=18",
+        ),
+        ({"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 3774873.6}}, "is not a whole number"),
+        ({"zero_optimization": {"stage": 1, "foo_bar": 1}}, "zero_optimization.foo_bar is no key"),
+        ({"train_batch_size": 8, "gradient_clipp1ng": 1}, "did you mean gradient_clipping?"),
+        ({"fp16": {"enabled": True, "opt_level": "O2"}}, "fp16.opt_level is no key"),
+        ({"fp16": {"enabled": True, "min_loss_scale": 1e-10}}, "min_loss_scale=1e-10 is not a whole number"),
+    ],
+)
+def test_what_deepspeed_would_refuse_is_refused_by_its_name(config: dict[str, Any], reason: str) -> None:
+    assert reason in (contradiction(config) or "")
+
+
+@pytest.mark.parametrize(
+    ("config", "field", "value"),
+    [
+        ({"bf16": {"enabled": "true"}, "fp16": {"enabled": "false"}}, "precision", "bf16"),
+        ({"bf16": {"enabled": "off"}, "fp16": {"enabled": "1"}}, "precision", "fp16"),
+        ({"zero_optimization": {"stage": "2"}}, "zero_stage", 2),
+        ({"zero_optimization": True}, "zero_stage", 1),
+        (
+            {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1},
+            "world_size", 4,
+        ),
+        ({"fp16": {"enabled": True, "min_loss_scale": "auto"}}, "precision", "fp16"),
+    ],
+)  # fmt: skip
+def test_what_deepspeed_takes_is_understood_as_it_understands_it(
+    config: dict[str, Any], field: str, value: object
+) -> None:
+    assert is_deepspeeds_own(config)
+    assert contradiction(config) is None
+    assert getattr(RunSpec.model_validate(translate(config).spec), field) == value
+
+
+def test_a_stage_that_there_is_none_of_is_left_to_be_refused() -> None:
+    with pytest.raises(ValidationError, match="zero_stage"):
+        RunSpec.model_validate(translate({"zero_optimization": {"stage": 4}}).spec)
+
+
+def test_a_whole_configuration_contradicts_nothing() -> None:
+    assert contradiction(WHOLE) is None
 
 
 def test_what_deepspeed_does_where_nothing_is_said_is_said() -> None:

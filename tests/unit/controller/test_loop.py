@@ -131,6 +131,51 @@ def test_attempts_end_after_their_number_and_the_run_has_failed(desk: Desk) -> N
     assert len(run.attempts) == 3
 
 
+def test_c03_a_job_whose_environment_cannot_be_set_up_ends_the_run_with_rays_words(
+    make_desk: Callable[..., Desk],
+) -> None:
+    desk = make_desk(max_attempts=2)
+    uid = desk.submit()
+    said = "runtime_env setup failed: No matching distribution found for no-such-package"
+    for number in (1, 2):
+        desk.tick()
+        name = f"run-{uid}-a{number}"
+        job = desk.launcher.rows[name]
+        desk.launcher.rows[name] = Job(name, JobStatus.FAILED, job.owner, said, "RUNTIME_ENV_SETUP_FAILURE")
+    desk.tick()
+    run = desk.run(uid)
+    assert (run.status, run.failure_kind, run.failure_message) == (RunStatus.FAILED, FailureKind.SETUP_FAILED, said)
+
+
+def test_c03_a_job_whose_environment_is_still_being_set_up_can_be_stopped(desk: Desk) -> None:
+    uid = desk.submit()
+    desk.tick()
+    name = first_attempt(uid)
+    desk.launcher.rows[name] = Job(name, JobStatus.PENDING, desk.launcher.rows[name].owner)
+    desk.request_stop(uid)
+    desk.tick()
+    assert desk.launcher.stopped == [name]
+    desk.pass_time(desk.settings.stop_grace_s + 1)
+    desk.tick()
+    assert desk.status(uid) is RunStatus.STOPPED
+
+
+def test_c03_a_job_that_is_never_set_up_is_ended_at_the_limit(make_desk: Callable[..., Desk]) -> None:
+    desk = make_desk(max_attempts=1)
+    uid = desk.submit()
+    desk.tick()
+    name = first_attempt(uid)
+    desk.launcher.rows[name] = Job(name, JobStatus.PENDING, desk.launcher.rows[name].owner)
+    desk.tick()
+    assert desk.status(uid) is RunStatus.PENDING
+    expire_lease(desk, name)
+    desk.tick()
+    run = desk.run(uid)
+    assert run.status is RunStatus.FAILED
+    assert run.failure_message
+    assert desk.launcher.stopped == [name]
+
+
 def test_the_pause_before_a_retry_is_kept(make_desk: Callable[..., Desk]) -> None:
     desk = make_desk(retry_backoff_s=60.0)
     uid = desk.submit()

@@ -5,13 +5,17 @@ import socket
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from threading import Event
 
 import httpx
 import psutil
 import pytest
 
+from tests.integration.api_telemetry.workers import Workers
+from tests.records import step_record
 from tests.unit.service.test_bad_input import assert_problem
 
 MEGABYTE = 1024 * 1024
@@ -70,6 +74,56 @@ def test_a_client_that_leaves_amid_its_body_leaves_nothing(shared: httpx.Client)
         )
     assert shared.get("/healthz").status_code == 200
     assert shared.get("/runs").json()["runs"] == []
+
+
+def test_d03_eight_writers_lose_no_row_to_readers_and_a_lock_from_outside(
+    make_client: Callable[..., httpx.Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.store.session._BUSY_TIMEOUT_S", 0.3)
+    client = make_client(tick_s=30.0)
+    script = {"spec": {"name": "mine", "task": {"name": "external"}, "steps": 200}}
+    begun = [client.post("/recordings", json=script).json() for _ in range(8)]
+    voices = [Workers(client, one["run_id"], one["attempt_id"], one["token"], one["epoch"]) for one in begun]
+    refused, written = Event(), Event()
+    answers: list[int] = []
+    read: list[int] = []
+
+    def write(voice: Workers) -> None:
+        for first in range(0, 200, 50):
+            rows = [step_record(step) for step in range(first, first + 50)]
+            while (status := voice.steps(rows).status_code) == 503:
+                answers.append(status)
+                refused.set()
+                # As the shipper, which sends again until it is taken.
+                written.wait(0.1)
+            answers.append(status)
+
+    def poll(voice: Workers) -> None:
+        while not written.wait(0.05):
+            read.append(client.get(f"/runs/{voice.run_id}").status_code)
+            read.append(client.get("/runs").status_code)
+
+    with (
+        closing(sqlite3.connect(tmp_path / "muonscope.db", isolation_level=None)) as locker,
+        ThreadPoolExecutor(12) as pool,
+    ):
+        locker.execute("BEGIN EXCLUSIVE")
+        writers = [pool.submit(write, voice) for voice in voices]
+        readers = [pool.submit(poll, voice) for voice in voices[:4]]
+        assert refused.wait(20)
+        locker.execute("ROLLBACK")
+        try:
+            for writer in writers:
+                writer.result(30)
+        finally:
+            written.set()
+        for reader in readers:
+            reader.result(30)
+
+    assert {status for status in answers if status >= 500} == {503}
+    assert set(read) == {200}
+    stored = [client.get(f"/runs/{voice.run_id}").json()["summary"]["steps"] for voice in voices]
+    assert stored == [200] * 8
 
 
 def test_a_locked_database_is_503_and_nothing_is_accepted(
