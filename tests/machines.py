@@ -7,6 +7,7 @@ namespaces, which root has.
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,6 +27,14 @@ REPOSITORY: Final = Path(__file__).resolve().parents[1]
 _HOLD: Final = ("unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
 _BRING_UP: Final = 'hostname "$1"; ip link set lo up; mount --bind "$2" /etc/hosts; echo up; exec sleep infinity'
 _START_LIMIT_S: Final = 10.0
+
+
+def refusal() -> str | None:
+    """Say why no machine of a test's own can be made here; None where one can."""
+    if shutil.which("ip") is None:
+        return "the command ip (iproute2) is not installed"
+    done = subprocess.run([*_HOLD, "ip", "link", "set", "lo", "up"], capture_output=True, text=True)
+    return None if done.returncode == 0 else f"no network of a test's own can be made here: {done.stderr.strip()}"
 
 
 class Machine:

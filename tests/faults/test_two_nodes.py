@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.installation import ENDED, REPOSITORY, STEADY, stored_steps
-from tests.machines import Machine, short_folder, wait_until
+from tests.machines import Machine, refusal, short_folder, wait_until
 
 DESK, HEAD, NODE = "10.77.0.1", "10.77.0.11", "10.77.0.12"
 LIMIT_S: Final = 120.0
@@ -154,6 +154,8 @@ def _answers(head: Machine) -> bool:
 
 @pytest.fixture
 def site() -> Iterator[Site]:
+    if (reason := refusal()) is not None:
+        pytest.skip(reason)
     folder = short_folder()
     one = Site(folder)
     try:
