@@ -39,6 +39,7 @@ def read_spec(path: str, tell: Callable[[str], None] = lambda line: None) -> dic
 
 
 def _with_ds_config(spec: dict[str, Any], path: str, tell: Callable[[str], None]) -> dict[str, Any]:
+    from muonscope.contract.ds_config import RELEASE
     from muonscope.contract.ds_translation import contradiction, is_deepspeeds_own, translate
 
     config, file = spec.get("ds_config"), path
@@ -50,7 +51,9 @@ def _with_ds_config(spec: dict[str, Any], path: str, tell: Callable[[str], None]
             raise SpecFileError(file, f"is not JSON: {error}", remedy="give DeepSpeed's own file") from error
     if not isinstance(config, dict) or not is_deepspeeds_own(config):
         return spec if config is spec.get("ds_config") else {**spec, "ds_config": config}
-    if (reason := contradiction(config)) is not None:
+    named = spec.get("deepspeed")
+    release = str(named.get("version")) if isinstance(named, dict) else RELEASE
+    if (reason := contradiction(config, release=release)) is not None:
         raise SpecFileError(file, reason, remedy="correct it; DeepSpeed would not take it as it is meant either")
     translation = translate(config)
     for line in translation.report:

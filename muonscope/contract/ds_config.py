@@ -14,6 +14,7 @@ from muonscope.contract.deepspeed_keys import RELEASE, SECTIONS, TOP_LEVEL
 __all__ = ["RELEASE", "refusal"]
 
 AUTO: Final = "auto"
+TRUE_WORDS: Final = frozenset({"true", "yes", "on", "t", "y", "1"})
 _BOOLEAN_WORDS: Final = frozenset(
     {"true", "false", "yes", "no", "on", "off", "t", "f", "y", "n", "1", "0"}  # pydantic's, which DeepSpeed uses
 )

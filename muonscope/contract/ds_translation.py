@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from muonscope.contract.ds_config import AUTO, refusal
+from muonscope.contract.ds_config import AUTO, RELEASE, TRUE_WORDS, refusal
 from muonscope.contract.run_spec import DS_CONFIG_OWNED_KEYS
 
-# Pydantic's words for true, which DeepSpeed's sections take.
-_ON: Final = frozenset({"true", "yes", "on", "t", "y", "1"})
 # DeepSpeed clips where nothing is said.
 DEFAULT_CLIPPING: Final = 1.0
 _LOSS_SCALE: Final = {
@@ -59,10 +57,13 @@ def is_deepspeeds_own(config: Any) -> bool:
     return has_stage or bool(DS_CONFIG_OWNED_KEYS.keys() & config.keys())
 
 
-def contradiction(config: Mapping[str, Any]) -> str | None:
-    """Say what of a DeepSpeed configuration DeepSpeed itself would refuse or ignore; None where a spec can say it."""
+def contradiction(config: Mapping[str, Any], *, release: str = RELEASE) -> str | None:
+    """Say what of a DeepSpeed configuration DeepSpeed itself would refuse or ignore; None where a spec can say it.
+
+    The table of known keys is one release's: another `release` says itself what it takes.
+    """
     given = {key: value for key, value in config.items() if value != AUTO}
-    if (reason := refusal(given)) is not None:
+    if release == RELEASE and (reason := refusal(given)) is not None:
         return reason
     if _is_enabled(given, "fp16") and (_is_enabled(given, "bf16") or _is_enabled(given, "bfloat16")):
         return "ds_config enables both fp16 and bf16, which DeepSpeed refuses; enable one"
@@ -118,7 +119,7 @@ def _share(config: Mapping[str, Any]) -> int:
 def _is_enabled(config: Mapping[str, Any], key: str) -> bool:
     section = config.get(key)
     value = section.get("enabled") if isinstance(section, Mapping) else None
-    return value.strip().lower() in _ON if isinstance(value, str) else bool(value)
+    return value.strip().lower() in TRUE_WORDS if isinstance(value, str) else bool(value)
 
 
 def _zero(key: str, zero: Mapping[str, Any], found: Translation) -> None:

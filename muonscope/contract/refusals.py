@@ -143,6 +143,10 @@ def _ds_config(spec: "RunSpec") -> str | None:
 
 def _offload(spec: "RunSpec") -> str | None:
     zero = _part(spec.ds_config, "zero_optimization")
+    for old, new in (("cpu_offload", "offload_optimizer"), ("cpu_offload_param", "offload_param")):
+        # DeepSpeed makes the one of the other; a release takes its own names.
+        if spec.deepspeed is None and str(zero.get(old)).strip().lower() in ds_config.TRUE_WORDS:
+            return f"ds_config.zero_optimization.{old}={zero[old]!r} is an old name; set {new} instead"
     optimizer, parameters = (_device(zero, f"offload_{what}") for what in ("optimizer", "param"))
     if parameters != "none":
         return f"ds_config.zero_optimization.offload_param.device={parameters} is not supported; remove offload_param"

@@ -101,6 +101,13 @@ def test_what_deepspeed_takes_is_understood_as_it_understands_it(
     assert getattr(RunSpec.model_validate(translate(config).spec), field) == value
 
 
+def test_another_release_says_itself_which_keys_it_takes() -> None:
+    config = {"fp16": {"enabled": True, "opt_level": "O2"}}
+
+    assert contradiction(config, release="0.17.6") is None
+    assert contradiction({**config, "bf16": {"enabled": True}}, release="0.17.6")
+
+
 def test_a_stage_that_there_is_none_of_is_left_to_be_refused() -> None:
     with pytest.raises(ValidationError, match="zero_stage"):
         RunSpec.model_validate(translate({"zero_optimization": {"stage": 4}}).spec)

@@ -38,6 +38,8 @@ REFUSED: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
         "optimizer.schedule.warmup_steps=10",
         {"steps": 11},
     ),
+    (zero(cpu_offload=True), "set offload_optimizer instead", zero(cpu_offload=False)),
+    (zero(cpu_offload_param="on"), "set offload_param instead", zero(cpu_offload_param="off")),
     (zero(offload_param={"device": "cpu"}), "offload_param.device=cpu", zero(offload_param={"device": "none"})),
     (zero(offload_optimizer={"device": "nvme"}), "offload_optimizer.device=nvme", zero()),
     (
