@@ -205,6 +205,16 @@ def test_a_comparison_is_the_same_in_a_second_browser(site: Site, open_page: Ope
     expect(config).to_contain_text("1 of")
 
 
+def test_each_side_of_a_comparison_has_its_name_and_id(site: Site, open_page: Open) -> None:
+    ids = [site.names["z1-16-master"], site.names["z1-16-ordered"]]
+    cards = open_page(f"/ui/compare?a={ids[0]}&b={ids[1]}").page.locator(".compare-card")
+    expect(cards).to_have_count(2)
+    for card, run_id in zip(cards.all(), ids, strict=True):
+        name = site.client.get(f"/runs/{run_id}").json()["name"]
+        expect(card.get_by_role("link", name=name)).to_have_attribute("href", f"/ui/runs/{run_id}")
+        expect(card).to_contain_text(run_id)
+
+
 def test_of_several_runs_each_is_held_against_the_first(site: Site, open_page: Open) -> None:
     names = ("z1-16-ordered", "z2-16-ordered", "z1-16-master", "z1-0-ordered")
     query = "&".join(f"{letter}={site.names[name]}" for letter, name in zip("abcd", names, strict=True))

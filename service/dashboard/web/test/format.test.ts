@@ -1,9 +1,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import type { RunSpec } from "../src/api/types.ts";
 import { formatInteger, formatLoss, formatScalar, formatDelta, formatShape, toNumber } from "../src/format/number.ts";
 import { exponentOfTwo, splitPowers } from "../src/format/power.ts";
-import { differences, flatten, isLabel } from "../src/format/spec.ts";
+import { describeShared, differences, flatten, isLabel } from "../src/format/spec.ts";
 import { elapsed, formatAgo, formatDuration, formatSeconds } from "../src/format/time.ts";
 
 test("nan, the infinities, zero and not-measured stay four different texts", () => {
@@ -82,4 +83,12 @@ test("two specs differ in exactly the fields that differ, missing ones included"
 
 test("shapes of no dimension are scalars", () => {
   assert.deepEqual([[128, 128], [10], []].map(formatShape), ["128 × 128", "10", "scalar"]);
+});
+
+test("of runs that differ, what describes them all leaves the difference out", () => {
+  const spec = { zero_stage: 1, world_size: 2, precision: "fp16", loss_scale: { initial_power: 16 }, seed: 7, implementation: "muon_core" };
+  const [one, other] = ["calm_boom", "matrix_pair"].map((name) => ({ ...spec, task: { name } }) as unknown as RunSpec);
+  assert.ok(one && other);
+  assert.equal(describeShared([one, one]), "calm boom · ZeRO 1 · 2 × fp16 · initial scale 2^16 · seed 7");
+  assert.equal(describeShared([one, other]), "ZeRO 1 · 2 × fp16 · initial scale 2^16 · seed 7");
 });
