@@ -3,11 +3,12 @@
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -294,6 +295,34 @@ def test_a_rank_dies_with_its_actor(cluster: LocalRay) -> None:
 
 
 @pytest.mark.faults
+def test_c08_two_attempts_at_once_meet_on_ports_of_their_own_and_not_on_the_usual_one(cluster: LocalRay) -> None:
+    halves = {**ENDLESS, "resources": {"gpus_per_rank": 0.5}}
+    with socket.socket() as usual:
+        usual.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Whoever else holds it serves as well.
+        with suppress(OSError):
+            usual.bind(("127.0.0.1", 29500))
+            usual.listen()
+        with attempt_of(cluster, halves) as one, attempt_of(cluster, halves) as other:
+            for controller in (one, other):
+                wait_for_steps(controller)
+            ports = [listening(pid_of(controller, 0)) for controller in (one, other)]
+            before = [len(controller.records) for controller in (one, other)]
+            wait_until(
+                lambda: all(len(c.records) > b for c, b in zip((one, other), before, strict=True)), 10, "both go on"
+            )
+
+    assert ports[0]
+    assert ports[1]
+    assert not ports[0] & ports[1]
+    assert 29500 not in ports[0] | ports[1]
+
+
+def listening(pid: int) -> set[int]:
+    connections = psutil.Process(pid).net_connections("tcp")
+    return {connection.laddr.port for connection in connections if connection.status == psutil.CONN_LISTEN}
+
+
 def test_the_last_rows_of_ranks_that_died_on_another_node_are_not_lost(cluster_of_two_nodes: LocalRay) -> None:
     with attempt_of(cluster_of_two_nodes, ENDLESS) as controller:
         wait_for_steps(controller)
