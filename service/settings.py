@@ -89,7 +89,7 @@ class Settings(BaseSettings):
     """A queued run gains one point of priority for each such span it has waited."""
     max_attempts: int = Field(3, ge=1, le=100)
     """Attempts a run may take where the infrastructure, not the run, is at fault."""
-    retry_backoff_s: float = Field(2.0, ge=0, le=3600)
+    retry_backoff_s: float = Field(1.0, ge=0, le=3600)
     """The pause before the second attempt; it doubles with each further one."""
 
     retention_days: float | None = Field(None, gt=0)
