@@ -112,7 +112,7 @@ class ControllerLoop:
         self._expected_gpus = expected_gpus
         self._clock = clock
         self._policy = RetryPolicy(settings.max_attempts, settings.retry_backoff_s)
-        self._planner = Planner(settings, self._policy)
+        self._planner = Planner(settings, self._policy, clock)
         self._evaluator = Evaluator()
         self._deliverer = Deliverer(database, settings, leadership=leadership, sender=sender)
         self._led_since = float("-inf")
@@ -324,8 +324,7 @@ class ControllerLoop:
 
     def _live_submission_ids(self) -> list[str]:
         with self._database.read() as session:
-            rows = AttemptRepository(session).live_rows()
-            return [row.submission_id for row in rows if not row.is_recording]
+            return AttemptRepository(session).live_jobs()
 
     async def _sweep(self, live: Collection[str], now: float) -> frozenset[str]:
         found = find_orphans(live, await self._launcher.active_jobs(), owner=self._owner)

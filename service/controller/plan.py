@@ -5,6 +5,7 @@
 
 import logging
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -42,10 +43,13 @@ from service.store.types import read_clock
 logger = logging.getLogger(__name__)
 
 WHO: Final = "controller"
-# A tick is one transaction, and a request that writes waits for it: what is more is left to the next one, at once.
-STARTS_A_TICK: Final = 2
+# A tick is one transaction, and a request that writes waits for it: what is more, or takes longer, is left to the next
+# one, at once.
+STARTS_A_TICK: Final = 4
 CLOSINGS_A_TICK: Final = 8
 REASONS_A_TICK: Final = 400
+_REASONS_AT_ONCE: Final = 100
+_MOST_S: Final = 0.05
 _NO_TAGS: Final[frozenset[str]] = frozenset()
 
 
@@ -91,13 +95,15 @@ class Plan:
 
 
 class Planner:
-    def __init__(self, settings: Settings, policy: RetryPolicy) -> None:
+    def __init__(self, settings: Settings, policy: RetryPolicy, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
         self._policy = policy
+        self._clock = clock
+        self._began = float("-inf")
 
     def plan(self, session: Session, situation: Situation) -> Plan:
         """Decide a tick in the caller's transaction."""
-        plan = Plan()
+        plan, self._began = Plan(), self._clock()
         names = self._reconcile(session, situation, plan)
         self._schedule(session, situation, plan, names)
         for name in situation.orphans:
@@ -187,15 +193,31 @@ class Planner:
             limits=limits,
             closed=situation.closed or _closed(queue),
         )  # fmt: skip
+        plan.is_unfinished |= schedule.has_more
         runs = RunRepository(session).by_ids(schedule.start)
-        for run_id in schedule.start:
+        for place, run_id in enumerate(schedule.start):
+            if place and self._is_over():
+                plan.is_unfinished = True
+                break
             self._attempted(session, runs[run_id].uid, partial(self._start, session, runs[run_id], plan))
         news = {run_id: reason for run_id, reason in schedule.waiting.items() if told[run_id] != reason}
         if schedule.rest is not None:
             news |= _news_of_the_rest(queue, schedule, capacity, largest)
-        queue.set_reasons(dict(islice(news.items(), REASONS_A_TICK)))
         plan.changed |= bool(news)
-        plan.is_unfinished |= schedule.has_more or len(news) > REASONS_A_TICK
+        self._tell(queue, news, plan)
+
+    def _tell(self, queue: QueueRepository, news: dict[int, str], plan: Plan) -> None:
+        """Say why runs wait, as many of them as this tick has time for."""
+        for first in range(0, min(len(news), REASONS_A_TICK), _REASONS_AT_ONCE):
+            if first and self._is_over():
+                plan.is_unfinished = True
+                return
+            queue.set_reasons(dict(islice(news.items(), first, first + _REASONS_AT_ONCE)))
+        plan.is_unfinished |= len(news) > REASONS_A_TICK
+
+    def _is_over(self) -> bool:
+        """Whether this tick has taken its time."""
+        return self._clock() - self._began > _MOST_S
 
     def _pause(self, failed_at: datetime, attempts: int, now: datetime) -> float:
         waited = (now - failed_at).total_seconds()

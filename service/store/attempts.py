@@ -143,6 +143,12 @@ class AttemptRepository:
         )
         return [LiveRow(*row) for row in self._session.execute(query)]
 
+    def live_jobs(self) -> list[str]:
+        """List the submission ids of live attempts but those of scripts that record themselves, oldest first."""
+        query = select(Attempt.submission_id).join(Run, Run.id == Attempt.run_id)
+        query = query.where(Attempt.status.in_(LIVE), Run.task != EXTERNAL_TASK).order_by(Attempt.id)
+        return list(self._session.scalars(query))
+
     def extend_leases(
         self, *, lease_s: float, start_limit_s: float, recording_lease_s: float, even_shorter: bool = False
     ) -> None:

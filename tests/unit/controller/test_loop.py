@@ -4,6 +4,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
+from itertools import count
 
 import pytest
 
@@ -53,6 +55,24 @@ def test_runs_that_do_not_fit_wait_and_say_why(desk: Desk) -> None:
     desk.tick()
     assert desk.status(first) is RunStatus.PENDING
     assert desk.run(second).waiting_reason == "needs 2 GPUs, 0 free"
+
+
+def test_a_tick_leaves_to_the_next_one_what_it_has_no_time_for(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.launcher.gpus = 3.0
+    uids = [desk.submit() for _ in range(3)]
+    waiting = [desk.submit(world_size=3) for _ in range(250)]
+    with monkeypatch.context() as patch:
+        # Whatever is done takes sixty milliseconds.
+        patch.setattr(desk.loop._planner, "_clock", partial(next, count(0.0, 0.06)))
+        for done in (1, 2):
+            desk.tick()
+            assert [desk.status(uid) for uid in uids].count(RunStatus.PENDING) == done
+            assert [desk.run(uid).waiting_reason is not None for uid in waiting].count(True) == 100 * done
+
+    # The counter-test: with time enough all is done at once.
+    desk.tick()
+    assert {desk.status(uid) for uid in uids} == {RunStatus.PENDING}
+    assert all(desk.run(uid).waiting_reason for uid in waiting)
 
 
 def test_the_next_run_starts_in_the_tick_after_an_outcome(desk: Desk) -> None:

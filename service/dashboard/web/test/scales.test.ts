@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { binNorms, heatColumns, onsetOf, shader } from "../src/charts/heat.ts";
-import { chooseScale, linearTicks, logTicks, powerTicks, tickLabels, yRange } from "../src/charts/scales.ts";
+import { chooseScale, countWithin, linearTicks, logTicks, powerTicks, tickLabels, yRange } from "../src/charts/scales.ts";
 import { sparkPath } from "../src/charts/spark.ts";
 
 test("wide positive values get a log axis, narrow or non-positive ones a linear one", () => {
@@ -60,4 +60,12 @@ test("a sparkline breaks at what is not finite and ends at the last finite value
   const path = sparkPath({ step: [0, 1, 2, 3], value: [3, NaN, 1, null] }, { width: 60, height: 18, steps: 4 });
   assert.deepEqual(path, { line: "M0 3M40 15", endX: 40, endY: 15 });
   assert.equal(sparkPath({ step: [0], value: [null] }, { width: 60, height: 18, steps: 4 }), null);
+});
+
+test("values within a window are counted, its ends included", () => {
+  const values = [0, 1, 2, 5, 9];
+  assert.equal(countWithin(values, 1, 5), 3);
+  assert.equal(countWithin(values, -10, 10), 5);
+  assert.equal(countWithin(values, 3, 4), 0);
+  assert.equal(countWithin([], 0, 1), 0);
 });

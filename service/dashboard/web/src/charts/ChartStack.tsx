@@ -26,7 +26,7 @@ import {
   tickCount,
 } from "./paint.ts";
 import { describePanel, panelData, type PanelData, type PanelSpec } from "./panels.ts";
-import { tickLabels, ticksFor, yRange } from "./scales.ts";
+import { countWithin, tickLabels, ticksFor, yRange } from "./scales.ts";
 import { spanWords, type Trace } from "./trace.ts";
 
 const FONT = '11px "Inter Variable"';
@@ -97,7 +97,9 @@ export function ChartStack(props: ChartStackProps) {
   useEffect(() => {
     plots.current.forEach((plot, index) => {
       const panel = panels[index];
-      if (panel) plot.setData(panel.data as uPlot.AlignedData, false);
+      if (!panel) return;
+      setWidths(plot, panel, range);
+      plot.setData(panel.data as uPlot.AlignedData, false);
     });
     const [min, max] = range;
     for (const plot of plots.current) plot.setScale("x", { min, max });
@@ -206,8 +208,22 @@ function makePlot(host: HTMLElement, index: number, isLast: boolean, syncKey: st
     },
   };
   const plot = new uPlot(options, data as uPlot.AlignedData, host);
+  setWidths(plot, panel(), latest.current.props.range);
   listenForClicks(plot, latest);
   return plot;
+}
+
+/**
+ * Draw lines with more points than pixels one pixel wide: they are as well seen, and a browser that draws without a GPU
+ * takes several times as long for a wider one.
+ */
+function setWidths(plot: uPlot, { spec, lines, data }: PanelData, [min, max]: readonly [number, number]): void {
+  if (spec.kind === "lane") return;
+  const isDense = countWithin(data[0], min, max) > plot.width - AXIS_WIDTH;
+  lines.forEach((line, index) => {
+    const series = plot.series[index + 1];
+    if (series) series.width = isDense ? 1 : lineWidth(spec, line);
+  });
 }
 
 function stepUnder(u: uPlot): number | null {
@@ -229,16 +245,24 @@ function listenForClicks(plot: uPlot, latest: Latest): void {
   plot.over.addEventListener("dblclick", () => latest.current.props.onRange(null));
 }
 
+function isSecond(spec: PanelSpec, line: PanelData["lines"][number]): boolean {
+  return line.field !== null && spec.fields.indexOf(line.field) > 0;
+}
+
+function lineWidth(spec: PanelSpec, line: PanelData["lines"][number]): number {
+  return isSecond(spec, line) || line.isRaw ? 1.1 : 1.6;
+}
+
 function lineSeries(spec: PanelSpec, line: PanelData["lines"][number]): uPlot.Series {
   const style = line.look ?? orderingStyle(line.trace.ordering);
-  const isSecond = line.field !== null && spec.fields.indexOf(line.field) > 0;
+  const colour = isSecond(spec, line) ? "--ink-3" : style.colour;
   return {
-    stroke: cssColour(isSecond ? "--ink-3" : style.colour),
+    stroke: cssColour(colour),
     alpha: line.isRaw ? 0.35 : 1,
-    width: isSecond || line.isRaw ? 1.1 : 1.6,
+    width: lineWidth(spec, line),
     dash: style.dash.length > 0 ? style.dash : undefined,
     paths: spec.kind === "stepped" ? uPlot.paths.stepped?.({ align: 1 }) : undefined,
-    points: { show: (u, index) => isSparse(u, index), size: 4, fill: cssColour(isSecond ? "--ink-3" : style.colour) },
+    points: { show: (u, index) => isSparse(u, index), size: 4, fill: cssColour(colour) },
     spanGaps: false,
   };
 }

@@ -85,3 +85,17 @@ export function tickLabels(ticks: readonly number[]): string[] {
   const decimals = Math.max(0, ...ticks.map((tick) => (String(tick).split(".")[1] ?? "").length));
   return ticks.map((tick) => tick.toFixed(Math.min(decimals, 6)).replace("-", "−"));
 }
+
+/** How many of these rising values lie in a window. */
+export function countWithin(values: readonly number[], min: number, max: number): number {
+  const firstFrom = (bound: number, isPast: (value: number) => boolean) => {
+    let [low, high] = [0, values.length];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (isPast(values[middle] ?? bound)) high = middle;
+      else low = middle + 1;
+    }
+    return low;
+  };
+  return Math.max(firstFrom(max, (value) => value > max) - firstFrom(min, (value) => value >= min), 0);
+}

@@ -5,7 +5,7 @@ import { useEffect, useId, useRef, useState, type KeyboardEvent, type RefObject 
 import { Key } from "../../components/controls.tsx";
 import { completions, isComplete, joinQuery, splitQuery, tokenField } from "./query.ts";
 
-const PAUSE_MS = 120;
+const PAUSE_MS = 60;
 
 interface Props {
   query: string;
