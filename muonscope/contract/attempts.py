@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
-from muonscope.contract.run_spec import Integer, Real, RunSpec
+from muonscope.contract.run_spec import Integer, Real, RunSpec, refuse_bool
 from muonscope.contract.status import AttemptStatus, FailureKind, MomentumUnit, ParameterRoute, Phase
 from muonscope.contract.telemetry import decode_number, encode_number
 
@@ -26,7 +26,12 @@ MAX_LOG_PIECE: Final = 65536
 MAX_KEPT_WEIGHTS: Final = 16384
 
 # A float that survives JSON: NaN and the infinities travel as strings.
-Number = Annotated[float, BeforeValidator(decode_number), PlainSerializer(encode_number, when_used="json")]
+Number = Annotated[
+    float,
+    BeforeValidator(decode_number),
+    BeforeValidator(refuse_bool),
+    PlainSerializer(encode_number, when_used="json"),
+]
 
 
 class _Message(BaseModel):

@@ -69,7 +69,8 @@ def _refuse_other_than_number(value: Any) -> Any:
     return value
 
 
-def _refuse_bool(value: Any) -> Any:
+def refuse_bool(value: Any) -> Any:
+    """Refuse a switch where a number is asked for."""
     # A text is read: YAML takes 1e-3 for one.
     if isinstance(value, bool):
         raise ValueError(f"{value!r} is no number; give a number")
@@ -83,7 +84,7 @@ def _refuse_other_than_bool(value: Any) -> Any:
 
 
 Integer = Annotated[int, BeforeValidator(_refuse_other_than_number)]
-Real = Annotated[float, BeforeValidator(_refuse_bool)]
+Real = Annotated[float, BeforeValidator(refuse_bool)]
 Switch = Annotated[bool, BeforeValidator(_refuse_other_than_bool)]
 PlainText = Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
 

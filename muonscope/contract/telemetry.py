@@ -284,9 +284,7 @@ def encode_number(value: float | None) -> float | str | None:
 
 
 def decode_number(value: float | str | None) -> float | None:
-    """Undo `encode_number`; raises TelemetryError for any other string, and for a switch."""
-    if isinstance(value, bool):
-        raise TelemetryError(f"{value!r} is not a number")
+    """Undo `encode_number`; raises TelemetryError for any other string."""
     if not isinstance(value, str):
         return value
     if value not in ("NaN", "Infinity", "-Infinity"):

@@ -50,6 +50,7 @@ CLOSINGS_A_TICK: Final = 8
 REASONS_A_TICK: Final = 400
 _REASONS_AT_ONCE: Final = 100
 _MOST_S: Final = 0.05
+_LOOK: Final = 2000
 _NO_TAGS: Final[frozenset[str]] = frozenset()
 
 
@@ -190,6 +191,8 @@ class Planner:
             capacity,
             smallest=smallest,
             most_starts=STARTS_A_TICK,
+            # Whom a limit holds back is told so, and not only that others are before.
+            look=_LOOK if limits.users or limits.tags else 0,
             limits=limits,
             closed=situation.closed or _closed(queue),
         )  # fmt: skip

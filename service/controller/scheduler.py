@@ -121,6 +121,7 @@ def decide_starts(
     *,
     smallest: float = 0.0,
     most_starts: int | None = None,
+    look: int = 0,
     limits: Limits | None = None,
     closed: str | None = None,
 ) -> Schedule:
@@ -131,6 +132,7 @@ def decide_starts(
         running: every live run of ours.
         smallest: how many GPUs the smallest run of the line takes, where that is known.
         most_starts: of how many starts at once to say; None of all.
+        look: how many to look at even where nothing can start any more, for the sake of why they wait.
         capacity: None while the cluster cannot be reached: nothing starts.
         limits: of users and tags; None sets none.
         closed: why nothing may start at all (the queue is paused); None lets runs start.
@@ -147,7 +149,7 @@ def decide_starts(
     start: list[int] = []
     given: list[float] = []
     waiting: dict[int, str] = {}
-    for run in line:
+    for looked_at, run in enumerate(line, start=1):
         if run.gpus > most_gpus(capacity):
             waiting[run.id] = too_large(run.gpus, capacity)
         elif run.pause_s > 0:
@@ -169,7 +171,7 @@ def decide_starts(
             spare -= run.gpus
             if len(start) == most_starts:
                 return Schedule(tuple(start), waiting, has_more=True)
-        if head is not None and smallest > min(free, spare) + _TOLERANCE:
+        if head is not None and looked_at >= look and smallest > min(free, spare) + _TOLERANCE:
             return Schedule(tuple(start), waiting, _TURN, _PLACE(run))
     return Schedule(tuple(start), waiting)
 

@@ -242,7 +242,11 @@ def test_four_runs_of_a_hundred_thousand_steps_are_drawn(browser: Browser, tmp_p
     with site(tmp_path) as address:
         taken = []
         for _ in range(3):
-            drawn = "noteFrame('drawn', () => document.querySelectorAll('.panel canvas').length === 5)"
+            # The readout has a column a run, beside that of the names: all four are drawn by then.
+            drawn = (
+                "noteFrame('drawn', () => document.querySelectorAll('.panel canvas').length === 5"
+                " && document.querySelector('.with-aside aside table')?.querySelectorAll('thead th').length === 5)"
+            )
             page = new_page(browser, drawn)
             page.goto(f"{address}/ui/compare?{query}", wait_until="commit")
             at = noted(page, "drawn")

@@ -162,5 +162,13 @@ class LocalRay:
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self._dashboard + path, data, headers, method=method)
-        with urllib.request.urlopen(request, timeout=30) as response:
-            return json.loads(response.read() or b"null")
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=30) as response:
+                    return json.loads(response.read() or b"null")
+            except ConnectionError:
+                # Ray's dashboard now and then closes a connection unanswered; what only reads is asked for again.
+                if method != "GET" or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)

@@ -266,6 +266,17 @@ def test_nothing_is_looked_at_behind_the_head_of_the_line_once_nothing_can_start
     assert (found.rest, found.last) == ("waits for its turn", (0.0, 5))
 
 
+def test_as_many_as_were_asked_for_are_told_of_their_own_limit_behind_the_head_of_the_line() -> None:
+    line = [QueuedRun(1, 8), *(QueuedRun(number, 1, owner="ann") for number in range(2, 10))]
+    limits = Limits(users={"ann": 0})
+
+    found = decide_starts(line, [RunningRun(0, 1)], Capacity(8), smallest=1, limits=limits, look=3)
+
+    refused = "needs 1 GPU, ann holds 0 of at most 0"
+    assert found.waiting == {1: "needs 8 GPUs, 7 free", 2: refused, 3: refused}
+    assert (found.rest, found.last) == ("waits for its turn", (0.0, 3))
+
+
 def test_so_many_starts_as_were_asked_for_are_said_first_in_line_first() -> None:
     line = [QueuedRun(number, 1) for number in range(10)]
     found = decide_starts(line, [], Capacity(8), most_starts=3)
