@@ -120,30 +120,43 @@ def ls(
 def show(
     run_id: RunId,
     steps: Annotated[int, typer.Option("--steps", min=0, help="How many of the last steps to show.")] = 5,
+    with_parameters: Annotated[
+        bool, typer.Option("--parameters", help="Every parameter, the optimizer that takes it, and why.")
+    ] = False,
+    with_ranks: Annotated[bool, typer.Option("--ranks", help="Each rank of the newest attempt and its device.")] = False,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Show one run: its verdict and evidence, attempts with the time of each phase, last steps."""
-    from muonscope.cli.run_views import STEP_COLUMNS, attempt_rows, run_facts, step_rows
+    """Show one run: its verdict and evidence, attempts with the time of each phase, last steps.
+
+    With --json the ranks are in each attempt, and the parameters under `parameters` where they are asked for.
+    """
+    from muonscope.cli import run_views
 
     screen = Screen(as_json)
     with open_client(url) as client:
         shown = client.runs.get(run_id)
         recorded = shown.summary.steps or 0
         last = [] if as_json or not steps else list(client.runs.steps(run_id, start=max(0, recorded - steps)))
+        parameters = client.runs.parameters(run_id) if with_parameters else ()
     if as_json:
-        screen.json(shown)
+        listed = {"parameters": [each.model_dump(mode="json") for each in parameters]} if with_parameters else {}
+        screen.json({**shown.model_dump(mode="json"), **listed})
         return
-    facts = run_facts(shown)
+    facts = run_views.run_facts(shown)
     width = max(len(name) for name, _ in facts)
     for name, text in facts:
         screen.line(f"{name.ljust(width)}  {text}")
-    if shown.attempts:
-        screen.line()
-        screen.table(("attempt", "status", "failure", "steps", "phases", "ray job"), attempt_rows(shown))
-    if last:
-        screen.line()
-        screen.table(STEP_COLUMNS, step_rows(last))
+    tables = (
+        (("attempt", "status", "failure", "steps", "phases", "ray job"), run_views.attempt_rows(shown)),
+        (run_views.RANK_COLUMNS, run_views.rank_rows(shown) if with_ranks else []),
+        (run_views.PARAMETER_COLUMNS, run_views.parameter_rows(parameters)),
+        (run_views.STEP_COLUMNS, run_views.step_rows(last)),
+    )
+    for columns, rows in tables:
+        if rows:
+            screen.line()
+            screen.table(columns, rows)
 
 
 def watch(run_id: RunId, url: Url = None, as_json: Json = False) -> None:

@@ -10,9 +10,11 @@ from muonscope.cli.screen import NOT_MEASURED, number
 from muonscope.contract.status import Finding
 
 if TYPE_CHECKING:
-    from muonscope.client import Run, Step
+    from muonscope.client import Parameter, Run, Step
 
 RUN_COLUMNS: Final = ("run", "name", "status", "verdict", "steps", "overflows", "discarded", "scale", "moved", "age")
+RANK_COLUMNS: Final = ("rank", "node", "device", "GPU", "local rank", "pid")
+PARAMETER_COLUMNS: Final = ("parameter", "shape", "route", "why")
 STEP_COLUMNS: Final = ("step", "overflow", "discarded", "loss scale", "loss", "gradient norm", "momentum norm")
 
 
@@ -108,6 +110,7 @@ def run_facts(run: "Run") -> list[tuple[str, str]]:
         ("failure", _failure(run)),
         ("ordering", f"{spec.get('step_ordering')} on {spec.get('implementation')}"),
         ("set-up", _setup(spec)),
+        ("labels", ", ".join(_labels(run))),
         (
             "steps",
             f"{number(summary.steps)} of {spec.get('steps', '?')}: {number(summary.applied)} applied, "
@@ -148,6 +151,20 @@ def attempt_rows(run: "Run") -> list[list[str]]:
     return rows
 
 
+def rank_rows(run: "Run") -> list[list[str]]:
+    """The newest attempt's ranks: where each runs, and the one device it sees."""
+    ranks = run.attempts[-1].ranks if run.attempts else []
+    columns = ("rank", "node", "device", "device_id", "local_rank", "pid")
+    return [[NOT_MEASURED if rank.get(name) is None else str(rank[name]) for name in columns] for rank in ranks]
+
+
+def parameter_rows(parameters: Iterable["Parameter"]) -> list[list[str]]:
+    return [
+        [each.name, "×".join(str(size) for size in each.shape) or "scalar", each.route, each.reason]
+        for each in parameters
+    ]
+
+
 def step_rows(steps: Iterable["Step"]) -> list[list[str]]:
     return [
         [
@@ -184,6 +201,12 @@ def _setup(spec: dict[str, Any]) -> str:
         f"{task}, ZeRO stage {spec.get('zero_stage')}, world size {spec.get('world_size')}, {spec.get('precision')}, "
         f"lr {number((spec.get('optimizer') or {}).get('lr'))}"
     )
+
+
+def _labels(run: "Run") -> list[str]:
+    """What the newest attempt is not on the hardware it speaks of, such as `fp16 emulated on CPU`."""
+    labels = run.attempts[-1].environment.get("labels") if run.attempts else None
+    return [str(label) for label in labels] if isinstance(labels, list) else []
 
 
 def _failure(run: "Run") -> str:

@@ -43,7 +43,7 @@ class ScriptedWorker:
         ranks = [{"rank": rank, "node": "here", "pid": 1 + rank, "device": self._words} for rank in (0, 1)]
         self._facts = {
             "parameters": parameters, "ranks": ranks, "momentum_unit": "unscaled", "data_hash": "d",
-            "initial_parameters_hash": "p",
+            "initial_parameters_hash": "p", "environment": {"labels": [f"{self._words} emulation"]},
         }  # fmt: skip
         self._post("facts", self._facts, self._headers)
         self._post("heartbeat", {"status": "running"}, self._headers)

@@ -282,6 +282,12 @@ def test_the_heat_map_names_the_step_from_which_a_parameter_is_poisoned(site: Si
     expect(page.get_by_role("row", name="linears.4.bias")).to_contain_text("0")
 
 
+def test_what_a_run_emulates_stands_beside_its_name_on_each_of_its_views(site: Site, open_page: Open) -> None:
+    for view in ("", "?view=config"):
+        page = open_page(f"/ui/runs/{site.names['z1-16-master']}{view}").page
+        expect(page.locator(".run-title")).to_contain_text("scripted emulation")
+
+
 def test_the_load_of_each_rank_stands_on_the_axis_of_the_steps(site: Site, open_page: Open) -> None:
     run_id = site.submit(name="busy", steps=30)
     worker = site.worker(run_id)

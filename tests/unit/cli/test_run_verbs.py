@@ -237,6 +237,48 @@ def test_show_has_the_evidence_the_phases_and_the_last_steps(command: RunCommand
     assert service.requests[-1].url.params["start"] == "12"
 
 
+def attempt_with_ranks(labels: list[str]) -> dict[str, Any]:
+    ranks = [
+        {"rank": 0, "node": "10.0.0.1", "pid": 70, "device": "NVIDIA H200", "device_id": "3", "local_rank": 0},
+        {"rank": 1, "node": "10.0.0.2", "pid": 71, "device": "cpu", "device_id": None, "local_rank": 0},
+    ]
+    return {"id": "run-r1-a1", "number": 1, "status": "running", "ranks": ranks, "environment": {"labels": labels}}
+
+
+@pytest.mark.parametrize("labels", [["fp16 emulated on CPU"], []])
+def test_show_says_what_a_run_emulates(labels: list[str], command: RunCommand, service: FakeService) -> None:
+    service.answers["GET", "/runs/r1"] = run_json(attempts=[attempt_with_ranks(labels)])
+
+    lines = [line.split(maxsplit=1) for line in command("show", "r1", "--steps", "0").out.splitlines()]
+
+    assert (["labels", "fp16 emulated on CPU"] in lines) is bool(labels)
+
+
+def test_show_lists_ranks_and_parameters_where_they_are_asked_for(command: RunCommand, service: FakeService) -> None:
+    service.answers["GET", "/runs/r1"] = run_json(attempts=[attempt_with_ranks([])])
+    parameters = [
+        {"index": 0, "name": "wte.weight", "shape": [10, 8], "route": "muon", "reason": "2-D weight"},
+        {"index": 1, "name": "scale", "shape": [], "route": "frozen", "reason": "requires no gradient"},
+    ]
+    service.answers["GET", "/runs/r1/parameters"] = {"parameters": parameters}
+
+    plain = command("show", "r1", "--steps", "0").out
+    asked = command("show", "r1", "--steps", "0", "--ranks", "--parameters").out.splitlines()
+    as_json = json.loads(command("show", "r1", "--parameters", "--json").out)
+
+    assert "wte.weight" not in plain
+    assert "NVIDIA" not in plain
+    rank, other = (line.split() for line in asked if line.startswith(("0  ", "1  10.")))
+    assert rank == ["0", "10.0.0.1", "NVIDIA", "H200", "3", "0", "70"]
+    assert other == ["1", "10.0.0.2", "cpu", "–", "0", "71"]
+    assert [line.split(maxsplit=3) for line in asked[-2:]] == [
+        ["wte.weight", "10×8", "muon", "2-D weight"],
+        ["scale", "scalar", "frozen", "requires no gradient"],
+    ]
+    assert (as_json["id"], as_json["parameters"]) == ("r1", parameters)
+    assert "parameters" not in json.loads(command("show", "r1", "--json").out)
+
+
 @pytest.mark.parametrize("has_muon", [True, False])
 def test_a_run_without_a_muon_parameter_says_so_where_it_says_that_it_trains(
     has_muon: bool, command: RunCommand, service: FakeService

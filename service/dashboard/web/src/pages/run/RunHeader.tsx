@@ -28,6 +28,11 @@ export function RunHeader({ run, onChanged }: Props) {
       <div className="row wrap-row run-title">
         <h1 className="h1">{run.name}</h1>
         <span className="ink-3"><Sentence text={describeSpec(run.spec)} /></span>
+        {hardwareLabels(run).map((label) => (
+          <span key={label} className="chip mild" title="What this run's hardware is not">
+            {label}
+          </span>
+        ))}
         <span className="grow" />
         <RunActions run={run} onChanged={onChanged} />
       </div>
@@ -41,6 +46,12 @@ export function RunHeader({ run, onChanged }: Props) {
       <Evidence run={run} />
     </>
   );
+}
+
+/** What the newest attempt emulates, such as `fp16 emulated on CPU`: its numbers are fp16's, its times no GPU's. */
+function hardwareLabels(run: Run): string[] {
+  const labels = run.attempts?.at(-1)?.environment.labels;
+  return Array.isArray(labels) ? labels.map(String) : [];
 }
 
 function Progress({ run }: { run: Run }) {
