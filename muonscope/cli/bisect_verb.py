@@ -1,5 +1,6 @@
 """`muonscope bisect`: find the DeepSpeed releases in which an experiment's answer changed, by real runs."""
 
+import textwrap
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 # The table's columns that say what is known elsewhere, not what a run showed.
 _SAID_ELSEWHERE: Final = ("published figure", "expected figure")
+# An error's sentence beside figures: its beginning tells which; `--json` has all of it.
+_WIDEST_CELL: Final = 72
 
 
 def bisect(
@@ -161,7 +164,7 @@ def _failure(run: "Run") -> str | None:
     """Say how a run failed that no verdict explains: a release that raises an error is an answer too."""
     if exit_codes.exit_code(run) != exit_codes.FAILURE or run.failure is None:
         return None
-    return f"fails: {run.failure.message.splitlines()[0][:120]}"
+    return f"fails: {run.failure.message.splitlines()[0]}"
 
 
 def _range(text: str) -> tuple[str, ...]:
@@ -221,5 +224,6 @@ def _text(cell: Any) -> str:
     from muonscope.cli.screen import NOT_MEASURED, number
 
     if isinstance(cell, str):
-        return {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}.get(cell, cell)
+        shown = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}.get(cell, cell)
+        return textwrap.shorten(shown, _WIDEST_CELL, placeholder=" …")
     return NOT_MEASURED if cell is None else number(cell)
