@@ -30,9 +30,10 @@ def run(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME",
+            metavar="NAME|FILE",
             help="A built-in experiment: thirty-step, byte-gpt, calm-boom, mixed-overflow, gradient-accumulation, "
-            "scale-change, dtype-assertion, or published-tables for all that have published figures.",
+            "scale-change, dtype-assertion, or published-tables for all that have published figures. Or a YAML or "
+            "JSON file with the name, the base and the matrix of your own; - reads standard input.",
         ),
     ],
     text: Annotated[
@@ -50,10 +51,10 @@ def run(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Run a built-in experiment and print its table.
+    """Run an experiment, a built-in one or your own, and print its table.
 
     Uses the service at MUONSCOPE_URL; where none is named and none answers, starts one and ends it afterwards.
-    Ends with 0 only when every run shows what is known of it.
+    Ends with 0 only when every run shows what is known of it, or trains where nothing is.
     """
     from muonscope.cli.service_process import service_for
 
@@ -64,15 +65,31 @@ def run(
         "deepspeed": deepspeed,
     }
     options: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
+    own = _read_own(name, options, screen)
     with sigterm_interrupts(), service_for(url, screen) as service:
         client = service.client
-        finished = follow(client, client.experiments.create_builtin(name, **options), screen)
+        queued = client.experiments.create_builtin(name, **options) if own is None else client.experiments.create(**own)
+        finished = follow(client, queued, screen)
         _print_result(finished, screen)
         ends = service.home is not None and not keep_serving
         screen.progress(_dashboard(f"{client.url}/ui/experiments/{finished.id}", service.home if ends else None))
         if keep_serving:
             _wait_for_interrupt(screen)
     raise typer.Exit(_exit_code(finished))
+
+
+def _read_own(name: str, options: dict[str, Any], screen: Screen) -> dict[str, Any] | None:
+    """Read the experiment that a file holds; None where `name` is no file's."""
+    from muonscope.cli.ray_jobs import with_working_dir
+    from muonscope.cli.spec_files import names_a_file, read_experiment
+
+    if not names_a_file(name):
+        return None
+    if options:
+        option = f"--{next(iter(options)).replace('_', '-')}"
+        raise typer.BadParameter(f"{name} says itself what its runs are; put it under base there", param_hint=option)
+    own = read_experiment(name, screen.progress)
+    return {**own, "base": with_working_dir(own["base"])}
 
 
 @experiment_app.command("show")

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from muonscope.cli.run_views import duration, status, verdict
+from muonscope.cli.run_views import duration, fault_line, status, verdict
 from muonscope.cli.screen import Screen, number, visible
 
 if TYPE_CHECKING:
@@ -60,7 +60,11 @@ def _state(run: "Run") -> str:
         text += f", step {run.summary.steps} of {total_steps(run)}, loss scale {number(run.summary.final_loss_scale)}"
     if run.waiting_reason and not run.is_finished:
         text += f" ({run.waiting_reason})"
-    return text + (f": {verdict(run)}" if run.is_finished else "")
+    return text + (f": {_end(run)}" if run.is_finished else "")
+
+
+def _end(run: "Run") -> str:
+    return fault_line(run) or verdict(run)
 
 
 class _Bars:
@@ -86,7 +90,7 @@ class _Bars:
             steps, total = run.summary.steps or 0, total_steps(run)
             mark: Any = self._spinner if run.status == "running" else Text("●" if run.is_finished else "○")
             if run.is_finished:
-                note = verdict(run)
+                note = _end(run)
             else:
                 note = run.waiting_reason or f"overflows {number(run.summary.overflows)}"
             table.add_row(

@@ -123,7 +123,9 @@ def show(
     with_parameters: Annotated[
         bool, typer.Option("--parameters", help="Every parameter, the optimizer that takes it, and why.")
     ] = False,
-    with_ranks: Annotated[bool, typer.Option("--ranks", help="Each rank of the newest attempt and its device.")] = False,
+    with_ranks: Annotated[
+        bool, typer.Option("--ranks", help="Each rank of the newest attempt and its device.")
+    ] = False,
     url: Url = None,
     as_json: Json = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from muonscope.cli import exit_codes
 from muonscope.cli.screen import NOT_MEASURED, number
-from muonscope.contract.status import Finding
+from muonscope.contract.status import Finding, Verdict
 
 if TYPE_CHECKING:
     from muonscope.client import Parameter, Run, Step
@@ -41,8 +41,9 @@ def status(run: "Run") -> str:
 
 
 def verdict(run: "Run") -> str:
-    """The verdict with the step it hangs on: `dies, step 17`."""
-    if run.verdict is None:
+    """The verdict with the step it hangs on, `dies, step 17`; where the record proves nothing, what failed."""
+    failed = run.failure is not None and not exit_codes.is_verdict(run.failure)
+    if run.verdict is None or (failed and run.verdict.name == Verdict.INCONCLUSIVE):
         return NOT_MEASURED if run.failure is None else run.failure.kind
     step = "" if run.verdict.step is None else f", step {run.verdict.step}"
     return f"{run.verdict.name}{step}"
@@ -86,10 +87,17 @@ def outcome_line(run: "Run") -> str:
     if any(finding.name == Finding.NO_MUON for finding in run.findings):
         # It trains all the same, by AdamW alone: who asks about Muon must not take that for an answer.
         parts.append("no parameter is trained by Muon")
-    if run.failure is not None and not exit_codes.is_verdict(run.failure):
-        # Tracebacks and the like come after the first line; `muonscope show` has them.
-        parts.append(_failure(run).partition("\n")[0])
+    if fault := fault_line(run):
+        parts.append(fault)
     return "; ".join(parts)
+
+
+def fault_line(run: "Run") -> str:
+    """Why a run failed that did not die of its numbers, in one line; nothing of any other."""
+    if run.failure is None or exit_codes.is_verdict(run.failure):
+        return ""
+    # Tracebacks and the like come after the first line; `muonscope show` has them.
+    return _failure(run).partition("\n")[0]
 
 
 def run_facts(run: "Run") -> list[tuple[str, str]]:

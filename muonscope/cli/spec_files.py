@@ -1,4 +1,4 @@
-"""Reading spec files: YAML or JSON into the plain dictionary that the service judges."""
+"""Reading spec files: YAML or JSON into the plain dictionaries that the service judges."""
 
 import json
 import sys
@@ -10,6 +10,7 @@ from muonscope.errors import SpecFileError
 
 MAX_SPEC_BYTES: Final = 4 * 1024 * 1024
 _SCHEMA_KEY: Final = "$schema"
+_EXPERIMENT_KEYS: Final = ("name", "base", "matrix")
 
 
 def read_spec(path: str, tell: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
@@ -24,6 +25,48 @@ def read_spec(path: str, tell: Callable[[str], None] = lambda line: None) -> dic
         SpecFileError: unreadable, not YAML or JSON, a key given twice, not a mapping, or a DeepSpeed configuration that
             DeepSpeed would refuse.
     """
+    return _with_ds_config(_read_mapping(path, "name: first-run"), path, tell)
+
+
+def read_experiment(path: str, tell: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """Read an experiment of one's own: its `name`, the `base` that all its runs share, and a `matrix` of values.
+
+    Of `base` all holds that `read_spec` says of a spec.
+
+    Raises:
+        SpecFileError: as `read_spec`; or a key is missing or unknown, or `base` or `matrix` is not a mapping.
+    """
+    given = _read_mapping(path, "name: my question")
+    for key in given.keys() - set(_EXPERIMENT_KEYS):
+        raise SpecFileError(
+            path, f"holds {key!r}, which an experiment does not have",
+            remedy="its keys are name, base and matrix; what every run shares goes under base",
+        )  # fmt: skip
+    if not given.get("matrix"):
+        raise SpecFileError(
+            path, "has no matrix, and so one run at most",
+            remedy="list values by field, such as `matrix: {step_ordering: [master, ordered]}`; "
+            "a single run's spec goes to `muonscope run`",
+        )  # fmt: skip
+    if not given.get("name"):
+        raise SpecFileError(path, "has no name", remedy="begin with `name: my question`")
+    base, matrix = given.get("base") or {}, given["matrix"]
+    if not isinstance(base, dict):
+        raise SpecFileError(path, "has a base that is not a mapping", remedy="put a run spec's fields under it")
+    if not isinstance(matrix, dict) or not all(isinstance(values, list) for values in matrix.values()):
+        raise SpecFileError(
+            path, "has a matrix that does not list values by field",
+            remedy="write `matrix: {zero_stage: [1, 2]}`, a list for one value too",
+        )  # fmt: skip
+    return {"name": str(given["name"]), "base": _with_ds_config(base, path, tell), "matrix": matrix}
+
+
+def names_a_file(word: str) -> bool:
+    """Whether a word is a spec file's path and not a name that the service knows."""
+    return word == "-" or Path(word).suffix in (".yaml", ".yml", ".json") or "/" in word
+
+
+def _read_mapping(path: str, beginning: str) -> dict[str, Any]:
     text = _read_text(path)
     try:
         value = _parse_json(text) if path.endswith(".json") else _parse_yaml(text)
@@ -33,9 +76,8 @@ def read_spec(path: str, tell: Callable[[str], None] = lambda line: None) -> dic
         ) from error
     if not isinstance(value, dict):
         found = "nothing" if value is None else f"a {type(value).__name__}"
-        raise SpecFileError(path, f"holds {found}, not a mapping", remedy="begin with `name: first-run`")
-    spec = {str(key): item for key, item in value.items() if key != _SCHEMA_KEY}
-    return _with_ds_config(spec, path, tell)
+        raise SpecFileError(path, f"holds {found}, not a mapping", remedy=f"begin with `{beginning}`")
+    return {str(key): item for key, item in value.items() if key != _SCHEMA_KEY}
 
 
 def _with_ds_config(spec: dict[str, Any], path: str, tell: Callable[[str], None]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from muonscope.contract.published import PUBLISHED_TABLES, check_label
-from muonscope.contract.status import RunStatus
+from muonscope.contract.status import RunStatus, Verdict
 from muonscope.contract.telemetry import encode_number
 from service.analysis.figures import Figure, RunResult, display, figure
 
@@ -177,7 +177,12 @@ def _result_cells(result: RunResult) -> list[Cell]:
 
 
 def outcome(result: RunResult) -> str:
-    """Say in a few words what came of a run: its verdict, with the step where one belongs to it, or its status."""
+    """Say in a few words what came of a run: its verdict, with the step where one belongs to it, or its status.
+
+    Of one that failed before its record could prove anything, what failed: `failed: config_refused`.
+    """
+    if result.status is RunStatus.FAILED and result.verdict in (None, Verdict.INCONCLUSIVE) and result.failure:
+        return f"{result.status}: {result.failure}"
     if result.verdict is None or not result.status.is_terminal:
         return f"{result.status}, {result.steps} steps" if result.status is RunStatus.RUNNING else str(result.status)
     if result.verdict_step is not None:

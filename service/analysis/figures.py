@@ -33,7 +33,7 @@ from muonscope.contract.published import (
     published_result,
 )
 from muonscope.contract.run_spec import RunSpec
-from muonscope.contract.status import Implementation, Precision, RunStatus, StepOrdering, Verdict
+from muonscope.contract.status import FailureKind, Implementation, Precision, RunStatus, StepOrdering, Verdict
 from service.columns import Floats
 
 READ_STEPS: Final = 16
@@ -75,6 +75,7 @@ class RunResult:
     parameters_total: int | None
     momentum_finite: bool | None
     max_weight_motion: float | None
+    failure: FailureKind | None = None
     readings: Readings = Readings()
 
 

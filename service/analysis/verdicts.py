@@ -175,9 +175,10 @@ def _absorbed(record: RunRecord) -> Found | None:
         return None
     names = record.parameter_names
     name = names[found.parameter] if 0 <= found.parameter < len(names) else None
+    before, after = _apart(found.before, found.after)
     return Found(
         Verdict.ABSORBED,
-        f"The momentum{f' of {name}' if name else ''} moved from {_number(found.before)} to {_number(found.after)} on "
+        f"The momentum{f' of {name}' if name else ''} moved from {before} to {after} on "
         f"step {found.first_step}, which was discarded; so did finite momentum on {found.steps} of "
         f"{found.discarded} discarded steps.",
         found.first_step,
@@ -291,3 +292,12 @@ def _plural(count: int) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.6g}"
+
+
+def _apart(one: float, other: float) -> tuple[str, str]:
+    """Write two numbers with as many digits as it takes to see that they differ."""
+    for digits in range(6, 17):
+        texts = f"{one:.{digits}g}", f"{other:.{digits}g}"
+        if texts[0] != texts[1]:
+            return texts
+    return repr(one), repr(other)

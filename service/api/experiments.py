@@ -256,5 +256,6 @@ def _result(run: Run, readings: Readings) -> RunResult:
         parameters_total=summary.parameters_total,
         momentum_finite=summary.momentum_finite,
         max_weight_motion=get_scalar(summary, "max_weight_motion"),
+        failure=run.failure_kind,
         readings=readings,
     )

@@ -1,4 +1,4 @@
-"""Tasks that misbehave inside a rank; the service of these tests allows them by name."""
+"""Tasks that misbehave inside a rank, and models that surprise; the service of these tests allows them by name."""
 
 import signal
 import time
@@ -54,3 +54,33 @@ def frozen(context: TaskContext) -> _Line:
     line = _Line(context)
     line.model.requires_grad_(False)
     return line
+
+
+class _Named(nn.Module):
+    """Parameters of given names and shapes, each of which has a share in the loss."""
+
+    def __init__(self, shapes: dict[str, list[int]]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        for name, shape in shapes.items():
+            self.register_parameter(name, nn.Parameter(torch.rand(shape)))
+
+    def forward(self, scale: Tensor) -> Tensor:
+        return torch.stack([(each * scale.mean()).float().square().mean() for each in self.parameters()]).sum()
+
+
+class _NamedTask:
+    def __init__(self, context: TaskContext) -> None:
+        self.model = _Named(context.options["shapes"])
+        self._dtype = context.dtype
+
+    def batch(self, step: int, micro_batch: int) -> tuple[Tensor, ...]:
+        return (torch.ones(1, dtype=self._dtype),)
+
+    def loss(self, model: Any, batch: tuple[Tensor, ...]) -> Any:
+        return model(batch[0])
+
+
+def named(context: TaskContext) -> _NamedTask:
+    """Train parameters of the names and shapes that the spec's options give."""
+    return _NamedTask(context)

@@ -28,6 +28,7 @@ from workers.spool import Destination, spool_directory
 DOCS = Path(__file__).parents[3] / "docs"
 GUIDE = DOCS / "guides" / "ray-jobs.md"
 TUTORIAL = DOCS / "tutorial.md"
+WHY = DOCS / "why-the-order-matters.md"
 
 
 @pytest.fixture(scope="module")
@@ -259,6 +260,42 @@ def test_the_tutorial_ends_in_the_comparison_it_promises(installation: Installat
     verdicts = [line.split()[1].rstrip(",") for line in done.stdout.splitlines() if line.startswith("verdict")]
     assert verdicts == ["poisoned", "trains"], done.stdout
     assert "step 4" in done.stdout
+
+
+@pytest.mark.acceptance
+@pytest.mark.timeout(240)
+def test_six_orders_of_one_step_end_as_the_document_says(installation: Installation, tmp_path: Path) -> None:
+    text = WHY.read_text(encoding="utf-8")
+    (spec,), (command,), (table,) = (
+        re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL) for language in ("yaml", "bash", "text")
+    )
+    (tmp_path / "one-overflow.yaml").write_text(spec, encoding="utf-8")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env={**installation.environment, "PATH": path},
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 3, done.stderr
+    # The last column's digits are a processor's own.
+    shown, documented = ([re.split("  +", line)[:-1] for line in lines.splitlines()] for lines in (done.stdout, table))
+    assert shown[1:] == documented
+    made = installation.client.get("/experiments", params={"limit": 1}).json()["experiments"][0]["runs"]
+    norms = {run["spec"]["step_ordering"]: _momentum(installation, run["id"]) for run in made}
+    assert norms["master"][4] == "Infinity"
+    assert set(norms["master"][5:]) == {"NaN"}
+    exact = norms["ordered"]
+    assert norms["precheck"] == norms["deferred"] == exact
+    assert exact[4] == exact[3]
+    assert norms["inverted"][4] == pytest.approx(exact[4], rel=1e-6)
+    assert norms["inverted"][4] != exact[4]
+    assert norms["per_tensor"][4] == pytest.approx(0.935 * exact[4], rel=0.01)
+
+
+def _momentum(installation: Installation, run_id: str) -> list[Any]:
+    steps = installation.client.get(f"/runs/{run_id}/steps").json()["steps"]
+    return [step["momentum_norm"] for step in steps]
 
 
 def test_a_clean_end_is_zero_and_leaves_no_process(installation: Installation) -> None:

@@ -3,18 +3,14 @@
 Everything is real: the command is a process of its own, Ray and training included.
 """
 
-import json
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.installation import ENDED, REPOSITORY, STEADY, Installation
+from tests.installation import ENDED, STEADY, Installation
+from tests.integration.service.shell import Shell
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(400)]
 
@@ -31,41 +27,6 @@ LONG: dict[str, Any] = {**SHORT, "name": "long", "steps": 1_000_000}
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     with Installation(tmp_path_factory.mktemp("home"), settings={"allow_tasks": FROZEN}) as one:
         yield one
-
-
-class Shell:
-    """Where somebody types: a folder with their spec."""
-
-    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
-        self.folder = folder
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("MUONSCOPE_", "RAY_"))}
-        self.environment = {**kept, "PYTHONPATH": str(REPOSITORY), **environment}
-
-    def start(self, *words: str, spec: dict[str, Any] | None = None) -> "subprocess.Popen[str]":
-        if spec is not None:
-            (self.folder / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
-        return subprocess.Popen(
-            [sys.executable, "-m", "muonscope.cli.main", *words], cwd=self.folder, env=self.environment,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
-
-    def run(self, *words: str, spec: dict[str, Any] | None = None) -> tuple[int, str]:
-        """Type a command; returns its exit code and what it printed."""
-        process = self.start(*words, spec=spec)
-        printed, _ = process.communicate(timeout=150)
-        return process.returncode, printed
-
-    def interrupt_once_it_trains(self, *words: str) -> tuple[int, str]:
-        process = self.start(*words, spec=LONG)
-        assert process.stdout is not None
-        printed = ""
-        for line in process.stdout:
-            printed += line
-            if "running, step" in line:
-                break
-        process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=60)
-        return process.returncode, printed + rest
 
 
 @pytest.fixture
@@ -115,7 +76,7 @@ def test_a09_a_frozen_model_ends_the_command_with_1_and_the_reason_and_is_tried_
 
 
 def test_ctrl_c_stops_the_run_and_ends_it_with_130(installation: Installation, shell: Shell) -> None:
-    code, printed = shell.interrupt_once_it_trains("run", "spec.json")
+    code, printed = shell.interrupt_once_it_trains("run", "spec.json", spec=LONG)
 
     run = the_run(installation, "long")
     run = installation.wait_for(run["id"], *ENDED)
@@ -149,7 +110,7 @@ def test_alone_it_trains_into_a_file_that_a_service_takes_in_later_and_once(
 
 def test_alone_a_failure_is_1_and_ctrl_c_is_130(alone: Shell, tmp_path: Path) -> None:
     failed, why = alone.run("run", "--standalone", "spec.json", spec=NOTHING_TO_TRAIN)
-    stopped, printed = alone.interrupt_once_it_trains("run", "--standalone", "spec.json")
+    stopped, printed = alone.interrupt_once_it_trains("run", "--standalone", "spec.json", spec=LONG)
 
     assert failed == 1, why
     assert "config_refused" in why

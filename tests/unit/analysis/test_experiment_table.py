@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from muonscope.contract.run_spec import RunSpec
-from muonscope.contract.status import RunStatus, Verdict
+from muonscope.contract.status import FailureKind, RunStatus, Verdict
 from service.analysis.builtin_experiments import BUILTIN_NAMES, build
 from service.analysis.experiment_table import Check, build_table
 from service.analysis.figures import RunResult, display
@@ -155,3 +155,18 @@ def test_published_tables_shows_every_table_run_by_run() -> None:
     ]  # fmt: skip
     assert all(row[3] for row in table.rows), "a run has no figure to be held against"
     assert None not in table.checks
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome"),
+    [
+        ({"verdict": Verdict.INCONCLUSIVE, "failure": FailureKind.TASK_ERROR}, "failed: task_error"),
+        ({"verdict": None, "failure": FailureKind.CONFIG_REFUSED}, "failed: config_refused"),
+        ({"verdict": Verdict.POISONED, "verdict_step": 4, "failure": FailureKind.TASK_ERROR}, "poisoned at step 4"),
+        ({**DEATH, "failure": FailureKind.LOSS_SCALE_EXHAUSTED}, "dies at step 17"),
+    ],
+)
+def test_a_run_that_failed_before_it_proved_anything_says_what_failed(changes: dict[str, Any], outcome: str) -> None:
+    table = build_table([result(**{"status": RunStatus.FAILED, **changes})])
+
+    assert dict(zip(table.columns, table.rows[0], strict=True))["outcome"] == outcome

@@ -153,6 +153,14 @@ def test_finite_momentum_that_moves_on_a_discarded_step_is_absorbed_beside_train
     assert "2 of 3 discarded steps" in absorbed.evidence
 
 
+def test_a_move_is_written_with_the_digits_that_show_it() -> None:
+    moved = Absorption(1, 1, 1, 0, 0.09016780555248261, 0.09016781300306320)
+    absorbed = found(changed(TRAINED, absorption=moved, parameter_names=["w"]), Verdict.ABSORBED)
+
+    assert "moved from 0.09016781 to 0.09016781 on" not in absorbed.evidence
+    assert "moved from 0.090167806 to 0.090167813 on" in absorbed.evidence
+
+
 def _norms(*values: float) -> bytes:
     return array("f", values).tobytes()
 

@@ -125,7 +125,9 @@ def test_a_release_that_raises_is_an_answer_too(command: RunCommand, service: Fa
 def test_an_errors_long_sentence_is_cut_in_the_table_and_whole_as_json(
     command: RunCommand, service: FakeService
 ) -> None:
-    sentence = "RuntimeError: Output 0 of Split is a view and is being modified inplace. " + "It goes on. " * 8 + "The end."
+    sentence = (
+        "RuntimeError: Output 0 of Split is a view and is being modified inplace. " + "It goes on. " * 8 + "The end."
+    )
     answers(service, lambda version: failed("task_error", sentence) if version == "0.18.9" else TRAINED)
     words = ("bisect", "-e", "thirty-step", "-r", "0.18.9..0.19.2", "--by", "verdict")
 

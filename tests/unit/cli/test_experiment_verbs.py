@@ -64,6 +64,44 @@ def test_an_experiment_as_published_ends_with_zero_although_a_run_died(
     assert result.err.splitlines()[-1].endswith("/ui/experiments/e1")
 
 
+OWN = "name: mine\nbase: {steps: 4, task: {name: 'mine:build'}}\nmatrix: {step_ordering: [master, ordered]}\n"
+
+
+def test_an_experiment_of_ones_own_is_run_from_its_file_and_ends_by_its_worst_verdict(
+    command: RunCommand, service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = experiment_json(
+        thirty_step_run("master", 16, DIED), thirty_step_run("ordered", 16, TRAINED), name="mine", is_published=False
+    )
+    service.answers["POST", "/experiments"] = service.answers["GET", "/experiments/e1"] = own
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", '{"runtime_env": {"working_dir": "gcs://package.zip"}}')
+    (tmp_path / "mine.yaml").write_text(OWN)
+
+    result = command("experiment", "run", str(tmp_path / "mine.yaml"))
+
+    assert (result.code, result.out.splitlines()[0]) == (3, "mine (e1)")
+    (asked,) = (json.loads(request.content) for request in service.requests if request.method == "POST")
+    assert asked == {
+        "name": "mine",
+        "base": {"steps": 4, "task": {"name": "mine:build"}, "working_dir": "gcs://package.zip"},
+        "matrix": {"step_ordering": ["master", "ordered"]},
+    }
+
+
+def test_an_experiments_file_is_refused_before_anything_is_asked(
+    command: RunCommand, service: FakeService, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.yaml").write_text(OWN.replace("matrix", "matrx"))
+    (tmp_path / "good.yaml").write_text(OWN)
+
+    wrong = command("experiment", "run", str(tmp_path / "mine.yaml"))
+    both = command("experiment", "run", str(tmp_path / "good.yaml"), "--deepspeed", "0.19.2")
+
+    assert (wrong.code, both.code, service.requests) == (1, 2, [])
+    assert "matrx" in wrong.err
+    assert "put it under base" in " ".join(both.err.split())
+
+
 def test_a_master_run_that_trains_is_not_as_published(command: RunCommand, service: FakeService) -> None:
     wrong = experiment_json(
         thirty_step_run("master", 16, TRAINED), differences=["verdict is trains, published dies", "overflows is 2"]

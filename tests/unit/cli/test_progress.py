@@ -38,6 +38,17 @@ def test_a_pipe_is_told_why_a_run_waits(capsys: pytest.CaptureFixture[str]) -> N
     assert "first: queued, position 3 (2 GPUs are busy)" in capsys.readouterr().err
 
 
+def test_a_run_that_failed_before_it_proved_anything_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    failure = {"kind": "task_error", "message": "ValueError: no parameter is called x\nTraceback", "rank": 1}
+    failed = Run.model_validate(run_json(status="failed", failure=failure, verdict={"name": "inconclusive"}))
+
+    with follow_runs([failed], Screen()) as progress:
+        progress.update([failed])
+
+    line = capsys.readouterr().err
+    assert line.endswith("first: failed: task_error (rank 1): ValueError: no parameter is called x\n")
+
+
 def test_json_has_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
     with follow_runs([running(0)], Screen(as_json=True)) as progress:
         progress.update([running(30)])

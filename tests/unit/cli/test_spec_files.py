@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muonscope.cli.spec_files import read_spec
+from muonscope.cli.spec_files import names_a_file, read_experiment, read_spec
 from muonscope.contract.run_spec import RunSpec
 from muonscope.errors import SpecFileError
 
@@ -115,3 +115,57 @@ def test_a_dash_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"steps: 3\n")))
 
     assert read_spec("-") == {"steps": 3}
+
+
+OWN = "name: mine\nbase: {steps: 4}\nmatrix: {step_ordering: [master, ordered]}\n"
+
+
+def test_an_experiment_of_ones_own_is_a_name_a_base_and_a_matrix(tmp_path: Path) -> None:
+    own = {"name": "mine", "base": {"steps": 4}, "matrix": {"step_ordering": ["master", "ordered"]}}
+
+    assert read_experiment(write(tmp_path, OWN)) == own
+    assert read_experiment(write(tmp_path, json.dumps({"$schema": "x", **own}), "own.json")) == own
+
+
+def test_an_experiments_base_takes_deepspeeds_own_file_as_a_spec_does(tmp_path: Path) -> None:
+    write(tmp_path, json.dumps({"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}), "ds.json")
+    told: list[str] = []
+
+    own = read_experiment(write(tmp_path, OWN.replace("{steps: 4}", "{steps: 4, ds_config: ds.json}")), told.append)
+
+    assert (own["base"]["zero_stage"], own["base"]["micro_batch_size"], own["base"]["steps"]) == (2, 4, 4)
+    assert told
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (OWN.replace("base:", "bsae:"), "holds 'bsae', which an experiment does not have"),
+        ("name: mine\nsteps: 4\n", "holds 'steps', which an experiment does not have"),
+        ("name: mine\nbase: {steps: 4}\n", "has no matrix"),
+        (OWN.replace("name: mine\n", ""), "has no name"),
+        (OWN.replace("{steps: 4}", "[steps]"), "has a base that is not a mapping"),
+        (OWN.replace("[master, ordered]", "master"), "has a matrix that does not list values by field"),
+        ("name: mine\nmatrix: [step_ordering]\n", "has a matrix that does not list values by field"),
+    ],
+)
+def test_each_fault_of_an_experiments_file_is_named(text: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecFileError, match=reason) as refused:
+        read_experiment(write(tmp_path, text))
+
+    assert refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("word", "is_file"),
+    [
+        ("thirty-step", False),
+        ("byte-gpt", False),
+        ("mine.yaml", True),
+        ("mine.json", True),
+        ("./mine", True),
+        ("-", True),
+    ],
+)
+def test_a_name_that_the_service_knows_is_no_file(word: str, is_file: bool) -> None:
+    assert names_a_file(word) is is_file

@@ -151,13 +151,18 @@ function ResultCells({ cell, known }: { cell: MatrixCell | null; known: string }
       </td>
       <td className={isBad ? "bad" : undefined}>
         <Link to={runHref(run.id)} className="row outcome">
-          {run.verdict === null ? <StatusMark status={run.status} /> : <VerdictChip verdict={run.verdict} />}
+          {hasVerdict(run) ? <VerdictChip verdict={run.verdict} /> : <StatusMark status={run.status} />}
           {run.verdict?.step != null && <span className="ink-3">step {formatInteger(run.verdict.step)}</span>}
           <CheckMark check={published} known={known} />
         </Link>
       </td>
     </>
   );
+}
+
+/** Whether a run's record proves something; one that failed before it could is `failed`, and its page says why. */
+function hasVerdict(run: Run): boolean {
+  return run.verdict !== null && !(run.status === "failed" && run.verdict.name === "inconclusive");
 }
 
 function CheckMark({ check, known }: { check: Check; known: string }) {
