@@ -12,7 +12,8 @@ With Accelerate alone no callback is needed: under DeepSpeed, `accelerator.prepa
         …
 """
 
-import sys
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from muonscope.errors import RecordingFailed
@@ -23,16 +24,19 @@ def record_callback(trainer: Any, *, name: str, **options: Any) -> Any:
     """Make a callback that records a Trainer's DeepSpeed engine from the first step of `train()` to its last.
 
     Args:
-        trainer: it is asked for its engine when training begins.
+        trainer: it is asked for its engine when training begins. Its `train` is stood in for, to see what ends it: no
+            event of a callback tells of an error.
         name: the run's.
         options: further ones of `muonscope.record`.
     Returns:
-        A `transformers.TrainerCallback`.
+        A `transformers.TrainerCallback`; its `run_id` names the run once training has begun.
     """
     from transformers import TrainerCallback  # type: ignore[import-not-found, unused-ignore]
 
     # Trainer calls every event of a callback: the base class has those that are nothing to us.
-    return type("RecordCallback", (_RecordEvents, TrainerCallback), {})(trainer, name, options)
+    callback = type("RecordCallback", (_RecordEvents, TrainerCallback), {})(trainer, name, options)
+    trainer.train = callback.watch(trainer.train)
+    return callback
 
 
 class _RecordEvents:
@@ -41,11 +45,25 @@ class _RecordEvents:
     def __init__(self, trainer: Any, name: str, options: dict[str, Any]) -> None:
         self._trainer, self._name, self._options = trainer, name, options
         self._loop: RecordedLoop | None = None
+        self._is_open = False
 
     @property
     def run_id(self) -> str | None:
         """The run's id, on rank 0 once training has begun."""
         return None if self._loop is None else self._loop.run_id
+
+    def watch(self, train: Callable[..., Any]) -> Callable[..., Any]:
+        """Have an error that ends `train` end the record as well: a loss scale at its end is the verdict."""
+
+        @functools.wraps(train)
+        def watched(*args: Any, **options: Any) -> Any:
+            try:
+                return train(*args, **options)
+            except BaseException as error:
+                self._end(error)
+                raise
+
+        return watched
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Begin the record: the engine is there by now."""
@@ -55,11 +73,19 @@ class _RecordEvents:
                 f"the Trainer trains a {type(engine).__name__}, which is no DeepSpeed engine",
                 remedy="set TrainingArguments(deepspeed=…), or leave the callback out",
             )
-        steps = int(state.max_steps) if state.max_steps and state.max_steps > 0 else None
+        # Without an end in between: `auto_find_batch_size` has given up the batch size that was recorded.
+        self._end(RecordingFailed("the Trainer began anew, with another batch size"))
+        # Of a resumed training those are left.
+        steps = int(state.max_steps) - int(state.global_step) if state.max_steps and state.max_steps > 0 else None
         self._loop = record(engine, **{"name": self._name, "steps": steps, **self._options})
         self._loop.__enter__()
+        self._is_open = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """End the record. A script that raises before is found by the shipper: its record says that no word came."""
-        if self._loop is not None:
-            self._loop.__exit__(*sys.exc_info())
+        """End the record. A script that is killed before is found by the shipper: its record says that no word came."""
+        self._end(None)
+
+    def _end(self, error: BaseException | None) -> None:
+        if self._loop is not None and self._is_open:
+            self._is_open = False
+            self._loop.__exit__(None if error is None else type(error), error, None)

@@ -39,6 +39,7 @@ SHARED = (
     "tests/faults",
     "tests/integration/releases",
     "tests/integration/client",
+    "tests/integration/recording",
 )
 
 
@@ -47,7 +48,6 @@ FIRST = (
     *SHARED,
     "tests/unit/workers/test_fork_server.py",
     "tests/unit/service/test_access.py",
-    "tests/integration/recording/test_recording.py",
     "tests/integration/store/test_steps.py",
     "tests/unit/workers/test_releases.py",
     "tests/unit/controller/test_queue_state_machine.py",

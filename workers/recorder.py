@@ -81,7 +81,7 @@ class Recorder:
         self.initial_hash = self._hash()
         self._ns_calls_seen = self.attachment.ns_calls
         self._loss_sum: Tensor | None = None
-        self._num_losses = 0
+        self._num_unscaled = 0
         self._last_step_at = time.perf_counter()
 
     def start(self) -> None:
@@ -131,7 +131,9 @@ class Recorder:
         if isinstance(loss, Tensor) and loss.numel() == 1:
             seen = loss.detach().double().view(())
             self._loss_sum = seen if self._loss_sum is None else self._loss_sum + seen
-            self._num_losses += 1
+            # Hugging Face's Trainer divides by the step's micro-batches, or tokens, itself: its losses are shares.
+            is_share = options.get("scale_wrt_gas", args[1] if len(args) > 1 else True) is False
+            self._num_unscaled += not is_share
         return self._backward(loss, *args, **options)
 
     def _recorded_step(self, *args: Any, **options: Any) -> Any:
@@ -150,7 +152,7 @@ class Recorder:
         outcome = replace(outcome, ns_calls=self.attachment.ns_calls - self._ns_calls_seen)
         self._ns_calls_seen = self.attachment.ns_calls
         now = time.perf_counter()
-        measured = Measured(self.step, outcome, self._mean_loss(), now - self._last_step_at, tokens=None)
+        measured = Measured(self.step, outcome, self._step_loss(), now - self._last_step_at, tokens=None)
         self._last_step_at = now
         self.step += 1
         previous = self._probes.measure(measured)
@@ -158,9 +160,10 @@ class Recorder:
             self._keep(previous)
         return answer
 
-    def _mean_loss(self) -> Tensor | None:
-        loss = None if self._loss_sum is None else self._loss_sum / self._num_losses
-        self._loss_sum, self._num_losses = None, 0
+    def _step_loss(self) -> Tensor | None:
+        """The mean over micro-batches, which shares of it add up to."""
+        loss = None if self._loss_sum is None else self._loss_sum / max(1, self._num_unscaled)
+        self._loss_sum, self._num_unscaled = None, 0
         return loss
 
 

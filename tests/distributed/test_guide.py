@@ -11,7 +11,7 @@ GUIDE = ROOT / "docs" / "guides" / "your-own-script.md"
 
 
 def test_the_guides_script_discards_trains_and_learns(tmp_path: Path) -> None:
-    script, _ = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    script, *_ = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     path = tmp_path / "train.py"
     path.write_text(script, encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}

@@ -5,8 +5,7 @@ import logging
 import os
 import signal
 import sys
-import types
-from contextlib import nullcontext, redirect_stdout
+from contextlib import chdir, nullcontext, redirect_stdout
 from typing import Any
 
 import deepspeed
@@ -14,7 +13,6 @@ import torch
 
 import muon_core
 import muonscope
-from muonscope.huggingface import record_callback
 from workers.final_state import hash_parameters
 
 STEPS = 6
@@ -79,32 +77,25 @@ def loop(*, optimizer: str, stage: int, ends: str | None = None, record: dict[st
     }
 
 
-def script(*, text: str, url: str) -> str:
-    """Run a whole script as this rank; returns what it printed."""
+def script(*, text: str, url: str, folder: str, arguments: tuple[str, ...] = ()) -> str:
+    """Run a whole script as this rank, in a folder of its own; returns what it printed."""
+    environment = dict(os.environ)
     os.environ["MUONSCOPE_URL"] = url
+    argv, sys.argv = sys.argv, ["script.py", *arguments]
     printed = io.StringIO()
     try:
-        with redirect_stdout(printed):
-            exec(compile(text, "recorded.py", "exec"), {"__name__": "__main__"})
+        with redirect_stdout(printed), chdir(folder):
+            exec(compile(text, "script.py", "exec"), {"__name__": "__main__"})
     finally:
-        del os.environ["MUONSCOPE_URL"]
+        sys.argv = argv
+        # Accelerate passes what it was told on to itself by variables.
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        if (state := sys.modules.get("accelerate.state")) is not None:
+            # One a process: the next script's would be this one's.
+            state.AcceleratorState._reset_state(reset_partial_state=True)
+            state.GradientState._reset_state()
     return printed.getvalue()
-
-
-def trainer(*, url: str) -> str | None:
-    """Train as Hugging Face's Trainer does under DeepSpeed: its callback's events around the engine's steps."""
-    # What its callbacks are made of; the events are called as transformers 5.24 calls them.
-    sys.modules["transformers"] = types.SimpleNamespace(TrainerCallback=object)  # type: ignore[assignment]
-    engine = build_engine("adam", 2)
-    state = types.SimpleNamespace(max_steps=STEPS)
-    callback = record_callback(types.SimpleNamespace(model_wrapped=engine), name="trainer", url=url)
-    try:
-        callback.on_train_begin(None, state, None, model=engine.module)
-        take_steps(engine)
-        callback.on_train_end(None, state, None, model=engine.module)
-    finally:
-        del sys.modules["transformers"]
-    return callback.run_id
 
 
 def unholdable(*, record: dict[str, Any]) -> tuple[str | None, list[str]]:

@@ -1,8 +1,6 @@
 """`muonscope.record` around real DeepSpeed loops: everything arrives, nothing is changed, whatever ends them."""
 
 import json
-import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,25 +11,16 @@ import pytest
 from muonscope.client import Client
 from tests.distributed.gang import Gang, GangFailure
 from tests.integration.recording import loops
+from tests.integration.recording.guide import ended, guide_script
 from tests.unit.cli.conftest import RunCommand, command
 
 __all__ = ["command"]
 
-GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "your-own-script.md"
 Gangs = Callable[[int], Gang]
 
 
 def _to(service: httpx.Client) -> dict[str, Any]:
     return {"url": str(service.base_url)}
-
-
-def ended(service: httpx.Client, run_id: str) -> dict[str, Any]:
-    """The run, once its record is closed."""
-    deadline = time.monotonic() + 20
-    while (run := service.get(f"/runs/{run_id}").json())["finished_at"] is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return dict(run)
 
 
 @pytest.mark.parametrize(
@@ -169,23 +158,15 @@ def test_what_is_no_record_file_is_said_to_be_none(command: RunCommand, tmp_path
     assert "is no record file" in failed.err
 
 
-def test_the_guides_script_is_recorded(gang: Gangs, service: httpx.Client) -> None:
-    _, script = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
-
-    (printed,) = gang(1).run(loops.script, text=script, url=str(service.base_url))
+def test_the_guides_script_is_recorded(gang: Gangs, service: httpx.Client, tmp_path: Path) -> None:
+    (printed,) = gang(1).run(
+        loops.script, text=guide_script("recorded.py"), url=str(service.base_url), folder=str(tmp_path)
+    )
 
     run = ended(service, printed.split()[-1])
     assert (run["name"], run["verdict"]["name"]) == ("stock Muon", "trains")
     assert run["summary"]["steps"] == run["spec"]["steps"] == 40
     assert run["summary"]["discarded"] > 0
-
-
-def test_a_trainers_callback_records_its_engine(gang: Gangs, service: httpx.Client) -> None:
-    run_id, nothing = gang(2).run(loops.trainer, url=str(service.base_url))
-
-    run = ended(service, run_id)
-    assert nothing is None
-    assert (run["name"], run["verdict"]["name"], run["spec"]["steps"]) == ("trainer", "trains", loops.STEPS)
 
 
 def test_what_cannot_be_recorded_is_told_before_the_first_step(gang: Gangs, tmp_path: Path) -> None:
