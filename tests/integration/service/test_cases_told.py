@@ -132,6 +132,8 @@ def test_c09_each_rank_is_shown_on_one_device_of_its_own_with_local_rank_0(told:
 
     assert [(rank["rank"], rank["local_rank"]) for rank in ranks] == [(0, 0), (1, 0)]
     assert len({rank["pid"] for rank in ranks}) == 2
+    # Without a GPU there is no physical one to name.
+    assert {rank["device_id"] for rank in ranks} == {None}
     listed = [words for words in case.shown if words and words[-1] in {str(rank["pid"]) for rank in ranks}]
     assert [(words[0], words[-2]) for words in listed] == [("0", "0"), ("1", "0")]
 

@@ -1,5 +1,6 @@
 """Whole attempts as Ray jobs on a cluster of this test's own, against a controller in memory."""
 
+import json
 import os
 import shlex
 import signal
@@ -154,6 +155,17 @@ def test_an_attempts_facts_say_where_and_on_what_it_ran(trained: FakeController)
     assert facts["resolved_ds_config"]["gradient_clipping"] == 0.0
     assert {sample.rank for sample in controller.load} == {0, 1}
     assert all((sample.memory_bytes or 0) > 2**27 for sample in controller.load), "torch alone takes more"
+
+
+def test_c09_two_actors_are_told_two_devices_and_see_one_each(cluster: LocalRay) -> None:
+    script = Path(__file__).with_name("device_ids.py")
+    cluster.submit(shlex.join([sys.executable, str(script)]), "devices")
+
+    assert cluster.wait_for_job("devices") == "SUCCEEDED", cluster.job_logs("devices")
+    seen = json.loads(cluster.job_logs("devices").splitlines()[-1])
+    # The cluster's GPUs are logical: their numbers are what Ray assigned, and what each process is let see.
+    assert sorted(device_ids for device_ids, _ in seen) == [["0"], ["1"]]
+    assert all(device_ids == [visible] for device_ids, visible in seen)
 
 
 def test_master_dies_with_a_verdict_and_its_own_exit_code(cluster: LocalRay) -> None:
