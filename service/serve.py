@@ -48,12 +48,18 @@ def serve(settings: Settings, *, on_ready: Callable[[str], None] = lambda _: Non
     Returns:
         0 after a clean end, 1 when the application could not start (it has logged why).
     Raises:
-        NoToken: the settings ask for tokens, and the store has none that holds.
         AddressInUse: another program listens there.
+        SchemaTooNew: the database is a newer version's.
+        Unavailable: the database cannot be reached, read or made.
+        NoToken: the settings ask for tokens, and the store has none that holds.
     """
-    if settings.is_token_needed:
-        _require_a_token(settings)
+    # Before the schema is touched: the port's holder may be an older service on the same database.
     listener = bind(settings.host, settings.port)
+    try:
+        _prepare_store(settings)
+    except BaseException:
+        listener.close()
+        raise
     port = int(listener.getsockname()[1])
     app = create_app(settings.model_copy(update={"port": port}))
     server = Server(app, on_ready=on_ready, drain=drain)
@@ -67,10 +73,13 @@ def serve(settings: Settings, *, on_ready: Callable[[str], None] = lambda _: Non
     return 0 if server.started else 1
 
 
-def _require_a_token(settings: Settings) -> None:
+def _prepare_store(settings: Settings) -> None:
+    """Find here what is wrong with the store: once the application starts, it would be a traceback in a log."""
     database = Database(settings.effective_database_url)
     try:
         migrate.upgrade(database)
+        if not settings.is_token_needed:
+            return
         with database.read() as session:
             if TokenRepository(session).count_usable():
                 return

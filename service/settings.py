@@ -149,6 +149,17 @@ class Settings(BaseSettings):
             raise ValueError("MLflow's client is not installed; pip install 'muonscope[mlflow]', or leave this unset")
         return value or None
 
+    @field_validator("database_url", mode="after")
+    @classmethod
+    def _names_a_store(cls, value: str) -> str:
+        scheme, slashes, rest = value.partition("://")
+        is_file = scheme == "sqlite" and rest.startswith("/") and rest.strip("/") not in ("", ":memory:")
+        is_server = scheme in ("postgresql", "postgres", "postgresql+psycopg")
+        # The value itself may hold a password.
+        if value and not (slashes and (is_file or is_server)):
+            raise ValueError("is neither sqlite:///path nor postgresql://user@host/name")
+        return value
+
     @field_validator("home", mode="after")
     @classmethod
     def _is_absolute(cls, value: Path) -> Path:

@@ -113,6 +113,11 @@ def extensions_folder() -> Path:
     return user_folder() / "torch_extensions" / python
 
 
+def user_folder_path() -> Path:
+    """Return where `user_folder` is, or will be; whoever only looks makes none."""
+    return Path(tempfile.gettempdir()) / f"muonscope-{os.getuid()}"
+
+
 def user_folder() -> Path:
     """Return this user's folder for what a node keeps: sockets, spools, built code. Nobody else may write there.
 
@@ -122,7 +127,7 @@ def user_folder() -> Path:
     Raises:
         PermissionError: it is another user's, or no folder.
     """
-    folder = Path(tempfile.gettempdir()) / f"muonscope-{os.getuid()}"
+    folder = user_folder_path()
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
     found = folder.lstat()

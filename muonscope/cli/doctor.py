@@ -4,45 +4,32 @@ Every check looks and changes nothing. `fail` keeps runs from starting, `warn` m
 """
 
 import importlib.metadata
+import os
+import shlex
 import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
 import httpx
 
+from muonscope.cli.findings import Finding, Level
+from muonscope.cli.gpu_checks import check_gpus
 from muonscope.client import Client
+from muonscope.client.settings import trust_for
 from muonscope.errors import MuonscopeError, ServiceUnreachable, UnexpectedAnswer
 from service.settings import Settings
 
 LOW_DISK_BYTES: Final = 5 * 1024**3
 NO_DISK_BYTES: Final = 512 * 1024**2
-STALE_LOCK_S: Final = 300.0
 CLOCK_SKEW_S: Final = 5.0
-PROBE_TIMEOUT_S: Final = 2.0
+PROBE_TIMEOUT_S: Final = 3.0
 RAY_TEMPORARY: Final = Path("/tmp")
-
-
-class Level(StrEnum):
-    OK = "ok"
-    NOTE = "note"
-    WARN = "warn"
-    FAIL = "fail"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What one check found."""
-
-    check: str
-    level: Level
-    found: str
-    remedy: str = ""
+RAY_RELEASE: Final = "2.60."
 
 
 Check = Callable[[], Finding]
@@ -50,17 +37,17 @@ Check = Callable[[], Finding]
 
 def examine(settings: Settings, url: str) -> list[Finding]:
     """Run every check; one that breaks is itself a finding."""
+    service = _examined("service", lambda: check_service(url))
     checks: Sequence[tuple[str, Check]] = (
-        ("packages", check_packages),
-        ("service", lambda: check_service(url)),
         ("clock", lambda: check_clock(url)),
-        ("ray", lambda: check_ray(settings.ray_address)),
+        ("port", lambda: check_port(settings.host, settings.port, is_up=service.level is Level.OK)),
+        ("ray", lambda: check_ray(settings.ray_address, settings.ray_token_file)),
         ("gpu", check_gpus),
-        ("disk", lambda: check_disk([settings.home, RAY_TEMPORARY])),
-        ("build locks", lambda: check_build_locks(extension_folders(settings.home))),
+        ("disk", lambda: check_disk([settings.home, Path(tempfile.gettempdir()), RAY_TEMPORARY])),
+        ("build locks", lambda: check_build_locks(extension_folders())),
         ("schema", lambda: check_schema(settings.effective_database_url)),
     )
-    return [_examined(name, check) for name, check in checks]
+    return [_examined("packages", check_packages), service, *(_examined(name, check) for name, check in checks)]
 
 
 def _examined(name: str, check: Check) -> Finding:
@@ -72,7 +59,7 @@ def _examined(name: str, check: Check) -> Finding:
 
 def check_packages() -> Finding:
     """Whether what trains is installed, in the versions this release was made for."""
-    wanted = {"torch": "", "deepspeed": "0.19.8", "ray": "2.60."}
+    wanted = {"torch": "", "deepspeed": "0.19.8", "ray": RAY_RELEASE}
     found, wrong = [], []
     for name, prefix in wanted.items():
         try:
@@ -90,6 +77,11 @@ def check_packages() -> Finding:
 
 def check_service(url: str) -> Finding:
     """Whether our service answers, nothing does, or another program holds its port."""
+    try:
+        # The client itself is more patient than anyone who waits for a diagnosis.
+        httpx.get(f"{url}/healthz", timeout=PROBE_TIMEOUT_S, verify=trust_for(url))
+    except httpx.HTTPError:
+        return _unanswered(url)
     try:
         with Client(url, retries=0) as client:
             client.health()
@@ -111,7 +103,7 @@ def check_service(url: str) -> Finding:
 def _unanswered(url: str) -> Finding:
     """Tell a free port from one whose holder does not speak HTTP."""
     address = httpx.URL(url)
-    host, port = address.host, address.port or 80
+    host, port = address.host, address.port or (443 if address.scheme == "https" else 80)
     try:
         with socket.create_connection((host, port), PROBE_TIMEOUT_S):
             pass
@@ -125,10 +117,29 @@ def _unanswered(url: str) -> Finding:
     )
 
 
+def check_port(host: str, port: int, *, is_up: bool) -> Finding:
+    """Whether `muonscope up` could listen where it is told to, unless a service is up already."""
+    if port == 0:
+        return Finding("port", Level.OK, "`muonscope up` takes a free one")
+    if is_up:
+        return Finding("port", Level.OK, "a service is up already")
+    # A second to import.
+    from service.serve import AddressInUse, bind
+
+    try:
+        bind(host, port).close()
+    except AddressInUse as error:
+        return Finding(
+            "port", Level.FAIL, f"`muonscope up` {error.strerror}",
+            "end what listens there, or choose another: muonscope up --port 8801, or MUONSCOPE_PORT",
+        )  # fmt: skip
+    return Finding("port", Level.OK, f"{port} of {host} is free")
+
+
 def check_clock(url: str) -> Finding:
     """Whether this machine and the service agree on the time."""
     try:
-        response = httpx.get(f"{url}/healthz", timeout=PROBE_TIMEOUT_S)
+        response = httpx.get(f"{url}/healthz", timeout=PROBE_TIMEOUT_S, verify=trust_for(url))
         theirs = parsedate_to_datetime(response.headers["Date"]).timestamp()
     except (httpx.HTTPError, KeyError, ValueError):
         return Finding("clock", Level.NOTE, "not compared: no service answers")
@@ -144,12 +155,22 @@ def check_clock(url: str) -> Finding:
     return Finding("clock", Level.OK, "this machine and the service agree")
 
 
-def check_ray(address: str | None) -> Finding:
-    """Whether the Ray cluster that was named answers; without one, `muonscope up` starts its own."""
+def check_ray(address: str | None, token_file: Path | None = None) -> Finding:
+    """Whether the Ray cluster that was named answers, asks for a token and takes ours, and is of the right release."""
     if address is None:
-        return Finding("ray", Level.OK, "none named: `muonscope up` starts a local one")
+        return Finding("ray", Level.OK, "none named: `muonscope up` starts a local one, with a token of its own")
+    address = address.rstrip("/")
+    token = None
+    if token_file is not None:
+        try:
+            token = token_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            return Finding(
+                "ray", Level.FAIL, f"its token cannot be read: {error}", "have MUONSCOPE_RAY_TOKEN_FILE name its file"
+            )
     try:
-        response = httpx.get(f"{address.rstrip('/')}/api/version", timeout=PROBE_TIMEOUT_S)
+        bare = httpx.get(f"{address}/api/version", timeout=PROBE_TIMEOUT_S)
+        given = bare if token is None else _with_token(address, token)
     except httpx.HTTPError as error:
         return Finding(
             "ray",
@@ -157,58 +178,61 @@ def check_ray(address: str | None) -> Finding:
             f"no answer from {address} ({type(error).__name__})",
             "check --ray-address: it is the dashboard's, http://HEAD:8265",
         )
-    if response.status_code in (401, 403):
-        return Finding("ray", Level.OK, f"answers at {address}, with token authentication")
-    if not response.is_success:
-        return Finding("ray", Level.FAIL, f"{address} answers {response.status_code}", "is that Ray's dashboard?")
-    host = httpx.URL(address).host
-    if host not in ("127.0.0.1", "localhost", "::1"):
+    if given.status_code in (401, 403):
+        return _refused(address, token_file)
+    if not given.is_success:
+        return Finding(
+            "ray",
+            Level.FAIL,
+            f"{address} answers {given.status_code}",
+            "give the address of Ray's dashboard, port 8265",
+        )
+    version = _ray_version(given)
+    if version is None or not version.startswith(RAY_RELEASE):
+        return Finding(
+            "ray", Level.FAIL, f"{address} is Ray {version or 'of no known version'}, not {RAY_RELEASE}*",
+            f"install Ray {RAY_RELEASE}* on every node: a job's driver and its cluster must be of one release",
+        )  # fmt: skip
+    if bare.is_success:
         return Finding(
             "ray",
             Level.WARN,
-            f"answers at {address} without a token: whoever reaches it can run code there",
-            "start Ray with RAY_AUTH_MODE=token, or keep its ports behind a firewall",
+            f"answers at {address} without a token: whoever reaches it, on this machine too, can run code there",
+            "start Ray with RAY_AUTH_MODE=token, and name the token's file by MUONSCOPE_RAY_TOKEN_FILE",
         )
-    return Finding("ray", Level.OK, f"answers at {address}")
+    return Finding("ray", Level.OK, f"Ray {version} at {address} takes the token of {token_file}")
 
 
-def check_gpus() -> Finding:
-    """Whether GPUs are seen, and torch is a build that can use them."""
-    torch_version = importlib.metadata.version("torch")
-    names = _gpu_names()
-    if not names:
+def _with_token(address: str, token: str) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {token}"}
+    return httpx.get(f"{address}/api/version", timeout=PROBE_TIMEOUT_S, headers=headers)
+
+
+def _refused(address: str, token_file: Path | None) -> Finding:
+    if token_file is None:
         return Finding(
-            "gpu", Level.NOTE, "none seen: runs take logical GPUs, gloo, and fp16 emulated on the CPU; labelled so"
-        )
-    if "+cpu" in torch_version:
-        return Finding(
-            "gpu",
-            Level.FAIL,
-            f"{len(names)} seen, but torch {torch_version} is a CPU build",
-            "install torch's CUDA build into this environment",
-        )
-    return Finding("gpu", Level.OK, f"{len(names)} × {names[0]}, torch {torch_version}")
+            "ray", Level.FAIL, f"{address} asks for a token, and none is named",
+            "have MUONSCOPE_RAY_TOKEN_FILE name the file of Ray's token",
+        )  # fmt: skip
+    return Finding(
+        "ray", Level.FAIL, f"{address} refuses the token of {token_file}",
+        "copy the token that Ray was started with into that file",
+    )  # fmt: skip
 
 
-def _gpu_names() -> list[str]:
-    import pynvml
-
+def _ray_version(response: httpx.Response) -> str | None:
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
-    finally:
-        pynvml.nvmlShutdown()
+        return str(response.json()["ray_version"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def check_disk(folders: Sequence[Path]) -> Finding:
     """Whether there is room for the record, and for Ray's session."""
     free = {folder: shutil.disk_usage(_existing(folder)).free for folder in folders}
     folder, least = min(free.items(), key=lambda item: item[1])
-    text = f"{least / 1024**3:.1f} GiB free under {folder}"
+    amount = f"{least / 1024**3:.1f} GiB" if least >= 1024**3 else f"{least // 1024**2} MiB"
+    text = f"{amount} free under {folder}"
     if least < NO_DISK_BYTES:
         return Finding("disk", Level.FAIL, text, "free some: records and logs could not be written")
     if least < LOW_DISK_BYTES:
@@ -221,30 +245,40 @@ def _existing(folder: Path) -> Path:
     return next(each for each in (folder, *folder.parents) if each.exists())
 
 
-def extension_folders(home: Path) -> list[Path]:
-    """Where torch builds C++ extensions: our own per environment under `home`, and torch's usual one."""
-    return [home.expanduser(), Path.home() / ".cache" / "torch_extensions"]
+def extension_folders() -> list[Path]:
+    """Where torch builds C++ extensions: ours, a user's own by TORCH_EXTENSIONS_DIR, and torch's usual one."""
+    from workers.environment import user_folder_path
+
+    named = os.environ.get("TORCH_EXTENSIONS_DIR")
+    usual = Path.home() / ".cache" / "torch_extensions"
+    return [*([Path(named)] if named else []), user_folder_path() / "torch_extensions", usual]
 
 
 def check_build_locks(folders: Sequence[Path]) -> Finding:
     """Whether a killed build left its lock: every later build of that extension would wait for it for ever."""
+    from workers.environment import STALE_BUILD_S
+
     now = time.time()
-    locks = [lock for folder in folders if folder.exists() for lock in _locks_below(folder)]
-    stale = [lock for lock in locks if now - lock.stat().st_mtime > STALE_LOCK_S]
+    locks = {lock for folder in folders if folder.exists() for lock in folder.glob("**/lock") if lock.is_file()}
+    stale = sorted(lock for lock in locks if now - lock.stat().st_mtime > STALE_BUILD_S)
     if not stale:
         return Finding("build locks", Level.OK, "none stale")
-    names = " ".join(str(lock) for lock in stale)
-    return Finding("build locks", Level.FAIL, f"stale: {names}", f"rm {names}")
+    return Finding(
+        "build locks",
+        Level.FAIL,
+        f"a build that ended left {len(stale)}: every later one waits for it",
+        f"rm {_words(stale)}",
+    )
 
 
-def _locks_below(folder: Path) -> list[Path]:
-    """torch's lock is a file named `lock` beside the build.ninja of the extension it guards."""
-    return [lock for lock in folder.glob("**/lock") if lock.is_file() and (lock.parent / "build.ninja").exists()]
+def _words(paths: Sequence[Path]) -> str:
+    return " ".join(shlex.quote(str(path)) for path in paths)
 
 
 def check_schema(database_url: str) -> Finding:
     """Whether the database is there, reachable, and of this version's schema."""
-    from service.store.migrate import read_revisions
+    from service.errors import ServiceError
+    from service.store.migrate import SchemaTooNew, read_revisions
     from service.store.session import Database
 
     database = Database(database_url)
@@ -252,15 +286,25 @@ def check_schema(database_url: str) -> Finding:
         if database.path is not None and not database.path.exists():
             return Finding("schema", Level.OK, f"no database yet: `muonscope up` makes {database.path}")
         current, head = read_revisions(database)
+    except SchemaTooNew as error:
+        return Finding(
+            "schema", Level.FAIL,
+            f"at {error.revision}, which this version does not know; its newest is {error.head}",
+            "start the newer Muonscope, or name another database by MUONSCOPE_DATABASE_URL",
+        )  # fmt: skip
+    except ServiceError as error:
+        return Finding("schema", Level.FAIL, error.detail, "see that it runs, and what MUONSCOPE_DATABASE_URL names")
     finally:
         database.dispose()
     if current == head:
         return Finding("schema", Level.OK, f"at {head}, the newest")
     if current is None:
-        return Finding("schema", Level.NOTE, "the database is empty", "muonscope db upgrade")
+        return Finding(
+            "schema", Level.NOTE, "the database is empty", "muonscope db upgrade, which `muonscope up` does too"
+        )
     return Finding(
         "schema",
         Level.WARN,
-        f"at {current}; this version's newest is {head}",
-        "back the database up, then: muonscope db upgrade; if it is the newer one, use the newer Muonscope",
+        f"at {current}, which is old; this version's newest is {head}",
+        "muonscope db backup FILE, then muonscope db upgrade, which `muonscope up` does too",
     )

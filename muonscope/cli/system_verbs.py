@@ -8,6 +8,7 @@ import typer
 from muonscope.cli import exit_codes
 from muonscope.cli.options import DatabaseUrl, Json, Url
 from muonscope.cli.screen import Screen
+from muonscope.cli.stores import open_store, store_errors
 
 db_app = typer.Typer(no_args_is_help=True, help="The database: its schema, and copies of it.")
 
@@ -32,7 +33,8 @@ def schema(as_json: Json = True) -> None:
 
 def doctor(url: Url = None, as_json: Json = False) -> None:
     """Find what would keep runs from training here, each with its remedy. Ends with 1 if something would."""
-    from muonscope.cli.doctor import Level, examine
+    from muonscope.cli.doctor import examine
+    from muonscope.cli.findings import Level
     from muonscope.client import ClientSettings
     from service.settings import Settings
 
@@ -56,16 +58,12 @@ def backup(
     as_json: Json = False,
 ) -> None:
     """Copy the database as it is now, also while a service writes to it. PostgreSQL's is what `pg_dump` makes."""
-    from muonscope.errors import MuonscopeError
-    from service.errors import ServiceError
     from service.settings import Settings
     from service.store.backup import back_up
 
     settings = Settings() if database_url is None else Settings(database_url=database_url)
-    try:
+    with store_errors():
         size = back_up(settings.effective_database_url, target)
-    except ServiceError as error:
-        raise MuonscopeError(error.detail, remedy=error.remedy) from error
     screen = Screen(as_json)
     if as_json:
         screen.json({"file": str(target), "bytes": size})
@@ -76,22 +74,13 @@ def backup(
 @db_app.command("upgrade")
 def upgrade(database_url: DatabaseUrl = None, as_json: Json = False) -> None:
     """Bring the database to the schema this version knows, in one transaction. `muonscope up` does it too."""
-    from muonscope.errors import MuonscopeError
-    from service.settings import Settings
-    from service.store.migrate import SchemaTooNew, read_revisions
+    from service.store.migrate import read_revisions
     from service.store.migrate import upgrade as upgrade_schema
-    from service.store.session import Database
 
     screen = Screen(as_json)
-    settings = Settings() if database_url is None else Settings(database_url=database_url)
-    database = Database(settings.effective_database_url)
-    try:
+    with open_store(database_url) as database:
         before = read_revisions(database)[0] if database.path is None or database.path.exists() else None
         after = upgrade_schema(database)
-    except SchemaTooNew as error:
-        raise MuonscopeError(str(error)) from error
-    finally:
-        database.dispose()
     if as_json:
         screen.json({"before": before, "after": after})
     else:

@@ -15,6 +15,7 @@ import typer
 
 from muonscope.cli.options import DatabaseUrl, Json
 from muonscope.cli.screen import Screen
+from muonscope.cli.stores import open_store
 from muonscope.contract.status import TokenScope
 
 if TYPE_CHECKING:
@@ -135,24 +136,12 @@ def read_end(text: str, now: datetime) -> datetime:
 
 @contextmanager
 def _store(database_url: str | None) -> Iterator["Database"]:
-    """Open the service's database at this version's schema; its errors become the command's."""
-    from muonscope.errors import MuonscopeError
-    from service.errors import ServiceError
-    from service.settings import Settings
-    from service.store.migrate import SchemaTooNew, upgrade
-    from service.store.session import Database
+    """Open the service's database at this version's schema."""
+    from service.store.migrate import upgrade
 
-    settings = Settings() if database_url is None else Settings(database_url=database_url)
-    database = Database(settings.effective_database_url)
-    try:
+    with open_store(database_url) as database:
         upgrade(database)
         yield database
-    except SchemaTooNew as error:
-        raise MuonscopeError(str(error)) from error
-    except ServiceError as error:
-        raise MuonscopeError(error.detail, remedy=error.remedy) from error
-    finally:
-        database.dispose()
 
 
 def _who() -> str:

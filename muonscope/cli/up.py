@@ -67,35 +67,26 @@ def up(
 
 
 def _up(given: dict[str, Any], announce: Callable[[str], None], *, drain: bool) -> int:
-    from pydantic import ValidationError
-
+    from muonscope.errors import ServiceStartFailed
     from service.settings import Settings
 
     logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, stream=sys.stderr, force=True)
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
-    try:
-        settings = Settings(**given)
-    except ValidationError as error:
-        for one in error.errors():
-            print(f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}", file=sys.stderr)
-        return exit_codes.FAILURE
+    settings = Settings(**given)
     print(f"starting on {settings.host}:{settings.port}, state in {settings.home}", file=sys.stderr, flush=True)
     # FastAPI and SQLAlchemy take a second to import: not before the settings are known to be good.
+    from muonscope.cli.stores import store_errors
     from service.serve import AddressInUse, NoToken, serve
-    from service.store.migrate import SchemaTooNew
 
     try:
-        return exit_codes.TRAINS if serve(settings, on_ready=announce, drain=drain) == 0 else exit_codes.FAILURE
+        with store_errors():
+            return exit_codes.TRAINS if serve(settings, on_ready=announce, drain=drain) == 0 else exit_codes.FAILURE
     except NoToken as error:
-        print(f"{error}; make one with `muonscope token create --name NAME --scope admin`", file=sys.stderr)
-        return exit_codes.FAILURE
-    except SchemaTooNew as error:
-        print(error, file=sys.stderr)
-        return exit_codes.FAILURE
+        make_one = "make one with `muonscope token create --name NAME --scope admin`"
+        raise ServiceStartFailed(str(error), remedy=make_one) from error
     except AddressInUse as error:
-        print(f"{error.strerror}; give another --port", file=sys.stderr)
-        return exit_codes.FAILURE
+        raise ServiceStartFailed(str(error.strerror), remedy="end the port's holder, or give another --port") from error
 
 
 def _announce_as_json(address: str) -> None:

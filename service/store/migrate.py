@@ -9,6 +9,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
 import migrations
+from service.errors import Unavailable
 from service.store.session import Database
 
 # Any constant: it keeps two services that start at once from migrating one PostgreSQL together.
@@ -39,18 +40,25 @@ def upgrade(database: Database, revision: str = "head") -> str:
 
     Raises:
         SchemaTooNew: the database is at a revision this version does not have; nothing was changed.
+        Unavailable: the database cannot be reached, read or made.
     """
     config = configuration()
     script = ScriptDirectory.from_config(config)
     head = script.get_current_head() or ""
     if database.path is not None:
-        database.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            database.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Unavailable(
+                f"the folder of {database.path} cannot be made: {error.strerror}",
+                remedy="name another folder by MUONSCOPE_HOME, or another database by MUONSCOPE_DATABASE_URL",
+            ) from error
     with database.write() as session:
         connection = session.connection()
         if not database.is_sqlite:
             session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
         current = MigrationContext.configure(connection).get_current_revision()
-        if current is not None and current not in {step.revision for step in script.walk_revisions()}:
+        if current is not None and not _is_known(script, current):
             raise SchemaTooNew(current, head)
         config.attributes["connection"] = connection
         command.upgrade(config, revision)
@@ -58,7 +66,20 @@ def upgrade(database: Database, revision: str = "head") -> str:
 
 
 def read_revisions(database: Database) -> tuple[str | None, str]:
-    """Return the revision the database is at, None where it has no schema yet, and the newest this version knows."""
-    head = ScriptDirectory.from_config(configuration()).get_current_head() or ""
+    """Return the revision the database is at, None where it has no schema yet, and the newest this version knows.
+
+    Raises:
+        SchemaTooNew: the database is at a revision this version does not have.
+        Unavailable: the database cannot be reached or read.
+    """
+    script = ScriptDirectory.from_config(configuration())
+    head = script.get_current_head() or ""
     with database.read() as session:
-        return MigrationContext.configure(session.connection()).get_current_revision(), head
+        current = MigrationContext.configure(session.connection()).get_current_revision()
+    if current is not None and not _is_known(script, current):
+        raise SchemaTooNew(current, head)
+    return current, head
+
+
+def _is_known(script: ScriptDirectory, revision: str) -> bool:
+    return revision in {step.revision for step in script.walk_revisions()}

@@ -11,6 +11,7 @@ become visible in their order on both databases. A writer waits for that lock an
 one limit: behind a locked database all that wait are refused at about the same time, not one after another.
 """
 
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DatabaseError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
@@ -31,6 +32,7 @@ _WRITE = "muonscope_write"
 _DEADLINE = "muonscope_deadline"
 _BUSY_TIMEOUT_S = 10.0
 _REMEDY = "try again; nothing of this request was stored"
+_DAMAGED = "put a copy that `muonscope db backup` made in its place, or name another database"
 
 
 class Database:
@@ -95,7 +97,15 @@ class Database:
         # The driver's own where it was spoken to directly.
         except (OperationalError, PoolTimeout, self.engine.dialect.loaded_dbapi.OperationalError) as error:
             reason = error.orig if isinstance(error, OperationalError) else error
-            raise Unavailable(f"the database cannot answer now: {reason}", remedy=_REMEDY) from error
+            # PostgreSQL's goes over several lines.
+            said = " ".join(str(reason).split())
+            raise Unavailable(f"the database cannot answer now: {said}", remedy=_REMEDY) from error
+        except DatabaseError as error:
+            # SQLite's own class is what it raises for a file that is damaged, or was never a database; its subclasses
+            # are other mistakes.
+            if type(error.orig) is not sqlite3.DatabaseError:
+                raise
+            raise Unavailable(f"{self.path} cannot be read: {error.orig}", remedy=_DAMAGED) from error
 
     @contextmanager
     def _turn(self) -> Iterator[None]:

@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import socket
+import subprocess
+import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,22 +16,23 @@ import pytest
 
 from muonscope.cli import doctor
 from muonscope.cli.doctor import (
-    Level,
     check_build_locks,
     check_clock,
     check_disk,
-    check_gpus,
     check_packages,
+    check_port,
     check_ray,
     check_schema,
     check_service,
     examine,
 )
+from muonscope.cli.findings import Level
 from service.settings import Settings
 from service.store.migrate import upgrade
 from service.store.session import Database
 from tests.unit.cli.conftest import RunCommand
 from tests.unit.client.fake_service import FakeService, problem
+from workers.environment import prepare_environment
 
 
 class Usage(NamedTuple):
@@ -66,15 +69,29 @@ def test_a_free_port_is_told_from_one_held_by_another_program(service: FakeServi
     assert "another program" in check_service(address()).found
 
 
-def test_a_port_whose_holder_does_not_speak_http_is_found() -> None:
+def test_a_port_whose_holder_does_not_speak_http_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "PROBE_TIMEOUT_S", 0.2)
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         url = f"http://127.0.0.1:{holder.getsockname()[1]}"
-        finding = doctor._unanswered(url)
+        finding = check_service(url)
 
     assert finding.level is Level.FAIL
     assert "--port" in finding.remedy
+
+
+def test_a_port_that_up_would_take_is_held_by_another_program() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        held = check_port("127.0.0.1", port, is_up=False)
+        # Where a service is up, nobody wants the port.
+        served = check_port("127.0.0.1", port, is_up=True)
+    free = check_port("127.0.0.1", port, is_up=False)
+
+    assert [found.level for found in (held, served, free)] == [Level.FAIL, Level.OK, Level.OK]
+    assert str(port) in held.found
+    assert "--port" in held.remedy
 
 
 def test_clocks_that_differ_are_found(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,18 +103,50 @@ def test_clocks_that_differ_are_found(service: FakeService, monkeypatch: pytest.
     assert "differ by 3" in check_clock(address()).found
 
 
+RAY = {"ray_version": "2.60.0"}
+
+
 @pytest.mark.parametrize(
-    ("answer", "level"),
+    ("answer", "level", "found"),
     [
-        (httpx.Response(200, json={"ray_version": "2.60.0"}), Level.OK),
-        (httpx.Response(401, text="no token"), Level.OK),
-        (httpx.Response(404, text="who?"), Level.FAIL),
+        (httpx.Response(200, json=RAY), Level.WARN, "without a token"),
+        (httpx.Response(200, json={"ray_version": "2.58.1"}), Level.FAIL, "Ray 2.58.1, not 2.60.*"),
+        (httpx.Response(200, text="hello from another program"), Level.FAIL, "Ray of no known version"),
+        (httpx.Response(401, text="no token"), Level.FAIL, "asks for a token, and none is named"),
+        (httpx.Response(404, text="who?"), Level.FAIL, "answers 404"),
     ],
 )
-def test_a_named_ray_is_asked(answer: httpx.Response, level: Level, service: FakeService) -> None:
+def test_a_named_ray_is_asked(answer: httpx.Response, level: Level, found: str, service: FakeService) -> None:
     service.answers["GET", "/api/version"] = answer
 
-    assert check_ray(address()).level is level
+    finding = check_ray(address())
+
+    assert finding.level is level
+    assert found in finding.found
+    assert finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("held", "level", "found"),
+    [("s3cret", Level.OK, "takes the token"), ("wrong", Level.FAIL, "refuses"), (None, Level.FAIL, "cannot be read")],
+)
+def test_rays_token_is_tried(held: str | None, level: Level, found: str, service: FakeService, tmp_path: Path) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        if "Authorization" not in request.headers:
+            return httpx.Response(401)
+        return httpx.Response(200 if request.headers["Authorization"] == "Bearer s3cret" else 403, json=RAY)
+
+    service.answers["GET", "/api/version"] = answer
+    file = tmp_path / "token"
+    if held is not None:
+        file.write_text(f"{held}\n")
+
+    finding = check_ray(address(), file)
+
+    assert finding.level is level
+    assert found in finding.found
+    assert str(file) in finding.found
+    assert "s3cret" not in finding.found
 
 
 def test_no_named_ray_is_fine_and_a_named_one_that_is_away_is_not() -> None:
@@ -119,23 +168,6 @@ def test_another_deepspeed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "deepspeed 0.16.0" in finding.found
 
 
-@pytest.mark.parametrize(
-    ("names", "torch_version", "level"),
-    [
-        ([], "2.13.0+cpu", Level.NOTE),
-        (["NVIDIA H200"], "2.13.0+cpu", Level.FAIL),
-        (["NVIDIA H200", "NVIDIA H200"], "2.13.0", Level.OK),
-    ],
-)
-def test_gpus_need_a_torch_that_can_use_them(
-    names: list[str], torch_version: str, level: Level, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(doctor, "_gpu_names", lambda: names)
-    monkeypatch.setattr(doctor.importlib.metadata, "version", lambda _: torch_version)
-
-    assert check_gpus().level is level
-
-
 @pytest.mark.parametrize(("free", "level"), [(10**6, Level.FAIL), (10**9, Level.WARN), (10**12, Level.OK)])
 def test_a_full_disk_is_found_also_where_the_folder_is_still_to_be_made(
     free: int, level: Level, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -147,7 +179,6 @@ def test_a_full_disk_is_found_also_where_the_folder_is_still_to_be_made(
 
 def lock(folder: Path, age_s: float) -> Path:
     folder.mkdir(parents=True)
-    (folder / "build.ninja").touch()
     path = folder / "lock"
     path.touch()
     then = time.time() - age_s
@@ -155,22 +186,34 @@ def lock(folder: Path, age_s: float) -> Path:
     return path
 
 
-def test_the_lock_of_a_killed_build_is_found_and_named(tmp_path: Path) -> None:
-    stale = lock(tmp_path / "py311_cpu" / "shm_comm", age_s=3600)
+def test_the_lock_of_a_killed_build_is_found_and_its_removal_can_be_typed(tmp_path: Path) -> None:
+    stale = lock(tmp_path / "a folder" / "py311_cpu" / "shm_comm", age_s=3600)
 
     finding = check_build_locks([tmp_path, tmp_path / "missing"])
+    subprocess.run(["bash", "-c", finding.remedy], check=True)
 
     assert finding.level is Level.FAIL
-    assert finding.remedy == f"rm {stale}"
+    assert not stale.exists()
+    assert check_build_locks([tmp_path]).level is Level.OK
 
 
-def test_a_build_under_way_and_a_lock_that_is_not_torchs_are_left_alone(tmp_path: Path) -> None:
+def test_a_build_under_way_is_left_alone(tmp_path: Path) -> None:
     lock(tmp_path / "building", age_s=5)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "lock").touch()
-    os.utime(tmp_path / "other" / "lock", (0, 0))
 
     assert check_build_locks([tmp_path]).level is Level.OK
+
+
+def test_locks_are_looked_for_where_ranks_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "named"))
+    before = doctor.extension_folders()
+    made_by_looking = list(tmp_path.iterdir())
+    environment: dict[str, str] = {}
+    prepare_environment(environment)
+
+    assert made_by_looking == []
+    assert tmp_path / "named" in before
+    assert any(Path(environment["TORCH_EXTENSIONS_DIR"]).is_relative_to(folder) for folder in before)
 
 
 def test_the_schema_is_read_and_nothing_is_made(tmp_path: Path) -> None:
@@ -180,19 +223,35 @@ def test_the_schema_is_read_and_nothing_is_made(tmp_path: Path) -> None:
     assert not path.parent.exists()
 
 
-def test_an_old_schema_is_told_from_the_newest(tmp_path: Path) -> None:
+def test_an_old_schema_is_told_from_the_newest_and_from_a_newer_one(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'muonscope.db'}"
     database = Database(url)
+    upgrade(database, "0001")
+    older = check_schema(url)
     upgrade(database)
     newest = check_schema(url)
     with database.write() as session:
-        session.connection().exec_driver_sql("UPDATE alembic_version SET version_num = 'older'")
+        session.connection().exec_driver_sql("UPDATE alembic_version SET version_num = 'ffff'")
     database.dispose()
-    older = check_schema(url)
+    newer = check_schema(url)
 
-    assert newest.level is Level.OK
-    assert older.level is Level.WARN
+    assert [found.level for found in (older, newest, newer)] == [Level.WARN, Level.OK, Level.FAIL]
+    assert "at 0001, which is old" in older.found
     assert "muonscope db upgrade" in older.remedy
+    assert "start the newer Muonscope" in newer.remedy
+
+
+def test_a_database_that_cannot_be_read_says_why(tmp_path: Path) -> None:
+    (tmp_path / "notes.db").write_text("this was never a database")
+
+    damaged = check_schema(f"sqlite:///{tmp_path / 'notes.db'}")
+    away = check_schema("postgresql://nobody@127.0.0.1:9/none")
+
+    assert damaged.level is away.level is Level.FAIL
+    assert "file is not a database" in damaged.found
+    assert "Connection refused" in away.found
+    assert damaged.remedy
+    assert "\n" not in away.found
 
 
 def test_a_check_that_breaks_is_itself_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +262,7 @@ def test_a_check_that_breaks_is_itself_a_finding(monkeypatch: pytest.MonkeyPatch
 
     findings = {finding.check: finding for finding in examine(Settings(), "http://127.0.0.1:9")}
 
-    assert len(findings) == 8
+    assert len(findings) == 9
     assert "the disk is on fire" in findings["gpu"].found
 
 
