@@ -84,6 +84,11 @@ class ScriptedWorker:
         }  # fmt: skip
         self._post("outcome", outcome, self._headers)
 
+    def refuse(self) -> None:
+        """End before the first step, with a configuration that cannot be trained."""
+        failure = {"kind": "config_refused", "step": None, "message": self._words}
+        self._post("outcome", {"status": "failed", "declared_steps": 0, "failure": failure}, self._headers)
+
     @property
     def _dies(self) -> bool:
         return bool(self.spec["step_ordering"] == "master" and self.spec["loss_scale"]["initial_power"] > 8)

@@ -276,6 +276,16 @@ def test_the_matrix_marks_each_cell_that_equals_what_is_published(site: Site, op
     expect(page.locator(".matrix .published")).to_have_count(8)
 
 
+def test_a_run_that_failed_before_it_proved_anything_has_failed_in_the_matrix(site: Site, open_page: Open) -> None:
+    body = {"name": "refused", "base": {"world_size": 2}, "matrix": {"seed": [1]}}
+    made = site.client.post("/experiments", json=body).json()
+    site.worker(made["runs"][0]["id"]).refuse()
+
+    outcome = open_page(f"/ui/experiments/{made['id']}").page.locator("a.outcome")
+
+    expect(outcome).to_have_text("failed")
+
+
 def test_the_heat_map_names_the_step_from_which_a_parameter_is_poisoned(site: Site, open_page: Open) -> None:
     page = open_page(f"/ui/runs/{site.names['z1-16-master']}?view=parameters").page
     expect(page.get_by_text("10 parameters").last).to_be_visible()

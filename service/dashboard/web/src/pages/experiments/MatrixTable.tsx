@@ -2,6 +2,7 @@
 
 import { Fragment } from "react";
 
+import type { Run } from "../../api/types.ts";
 import { MovedDots, OrderingMark, ProgressBar, SpecValue, StatusMark, VerdictChip } from "../../components/marks.tsx";
 import { formatInteger } from "../../format/number.ts";
 import { Link, runHref } from "../../routing/router.tsx";
