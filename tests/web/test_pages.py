@@ -1,6 +1,7 @@
 """The dashboard's pages in a browser, on the real application with records of eleven runs."""
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -283,7 +284,35 @@ def test_a_run_that_failed_before_it_proved_anything_has_failed_in_the_matrix(si
 
     outcome = open_page(f"/ui/experiments/{made['id']}").page.locator("a.outcome")
 
-    expect(outcome).to_have_text("failed")
+    expect(outcome).to_have_text("failedconfiguration refused")
+
+
+def test_many_orderings_have_a_row_each_and_are_compared_together(site: Site, open_page: Open) -> None:
+    orderings = ["master", "per_tensor", "ordered"]
+    body = {
+        "name": "three",
+        "base": {"world_size": 2, "steps": 4},
+        "matrix": {"step_ordering": orderings, "seed": [1, 2]},
+    }
+    made = site.client.post("/experiments", json=body).json()
+    for run in made["runs"]:
+        site.worker(run["id"]).finish()
+    page = open_page(f"/ui/experiments/{made['id']}").page
+    table = page.get_by_role("region", name="Results")
+
+    rows = table.locator("tbody tr")
+    expect(rows).to_have_count(6)
+    expect(rows.nth(0)).to_contain_text("master")
+    expect(rows.nth(2)).to_contain_text("ordered")
+    for row in range(3):
+        expect(rows.nth(row)).to_have_class("selected")
+    rows.nth(4).click()
+    expect(rows.nth(3)).to_have_class("selected new-group")
+    expect(rows.nth(0)).not_to_have_class("selected")
+    page.keyboard.press("c")
+    expect(page).to_have_url(re.compile("/ui/compare"))
+    second = [run["id"] for run in made["runs"] if run["spec"]["seed"] == 2]
+    assert all(run_id in page.url for run_id in second)
 
 
 def test_the_heat_map_names_the_step_from_which_a_parameter_is_poisoned(site: Site, open_page: Open) -> None:

@@ -10,6 +10,7 @@ import { useShortcuts } from "../../components/keyboard.tsx";
 import { LossScale, OrderingMark, SpecValue } from "../../components/marks.tsx";
 import { ErrorState, LoadingState } from "../../components/states.tsx";
 import { useTitle } from "../../components/title.ts";
+import { capitalised } from "../../format/words.ts";
 import { copyText, showError, showToast } from "../../components/toast.tsx";
 import { formatInteger, formatScalar, plural, toNumber } from "../../format/number.ts";
 import { withQuery } from "../../api/client.ts";
@@ -73,7 +74,7 @@ function ExperimentView({ experiment, onChanged }: { experiment: Experiment; onC
         <MatrixTable matrix={matrix} selected={row?.key ?? null} onSelect={setRowKey} />
         <aside aria-label="About the selected pair">
           {row && <PairBox row={row} matrix={matrix} pair={pair} />}
-          <HowToRead label={experiment.table.check_label} known={matrix.known} />
+          <HowToRead experiment={experiment} known={matrix.known} />
           {experiment.runs[0] && <SetUp run={experiment.runs[0]} />}
         </aside>
       </div>
@@ -155,41 +156,19 @@ function PairBox({ row, matrix, pair }: { row: MatrixRow; matrix: Matrix; pair: 
   const [a, b] = pair;
   const hasSteps = (run: Run | undefined) => (run?.summary?.steps ?? 0) > 0;
   const comparison = useResource<Comparison>(
-    a && b && hasSteps(a) && hasSteps(b) ? withQuery("/compare", { a: a.id, b: b.id }) : null,
+    a && b && pair.length === 2 && hasSteps(a) && hasSteps(b) ? withQuery("/compare", { a: a.id, b: b.id }) : null,
   );
-  const divergence = comparison.data?.first_divergence?.step;
-  const until = comparison.data?.bit_equal_until;
   return (
     <section className="side-box">
-      <h2 className="h2">Selected pair</h2>
+      <h2 className="h2">{pair.length === 2 ? "Selected pair" : `Selected ${pair.length === 1 ? "run" : "runs"}`}</h2>
       <dl className="kv">
         {matrix.fields.map((field, index) => (
           <Entry key={field} label={fieldLabel(field)}>
             <SpecValue path={field} value={row.values[index]} />
           </Entry>
         ))}
-        {a && <Entry label="Seed">{pair.every((run) => run.spec.seed === a.spec.seed) ? `${a.spec.seed}, shared` : "differs"}</Entry>}
-        <Entry label="First divergence">
-          {divergence !== undefined
-            ? `step ${formatInteger(divergence)}`
-            : comparison.data
-              ? until === null || until === undefined
-                ? "—"
-                : `none until ${formatInteger(until)}`
-              : "—"}
-        </Entry>
-        <Entry label="Overflows">{pair.map((run) => formatInteger(run.summary?.overflows)).join(" / ")}</Entry>
-        <Entry label="Scale at end">
-          {pair.map((run, index) => (
-            <span key={run.id}>
-              {index > 0 && " / "}
-              <LossScale value={toNumber(run.summary?.final_loss_scale)} />
-            </span>
-          ))}
-        </Entry>
-        <Entry label="Weight motion">
-          {pair.map((run) => formatScalar(toNumber(run.summary?.max_weight_motion), 3)).join(" / ")}
-        </Entry>
+        {a && <Entry label="Seed">{sharedSeed(pair, a)}</Entry>}
+        {pair.length <= 2 && <PairFigures pair={pair} comparison={comparison.data} />}
       </dl>
       <div className="row side-actions">
         {pair.length >= 2 && (
@@ -207,6 +186,44 @@ function PairBox({ row, matrix, pair }: { row: MatrixRow; matrix: Matrix; pair: 
   );
 }
 
+function sharedSeed(runs: readonly Run[], { spec }: Run): string {
+  if (runs.length === 1) return String(spec.seed);
+  return runs.every((run) => run.spec.seed === spec.seed) ? `${spec.seed}, shared` : "differs";
+}
+
+/** What a pair shows side by side; of more runs than two the table has these. */
+function PairFigures({ pair, comparison }: { pair: Run[]; comparison: Comparison | undefined }) {
+  const divergence = comparison?.first_divergence?.step;
+  const until = comparison?.bit_equal_until;
+  return (
+    <>
+      {pair.length === 2 && (
+        <Entry label="First divergence">
+          {divergence !== undefined
+            ? `step ${formatInteger(divergence)}`
+            : comparison
+              ? until === null || until === undefined
+                ? "—"
+                : `none until ${formatInteger(until)}`
+              : "—"}
+        </Entry>
+      )}
+      <Entry label="Overflows">{pair.map((run) => formatInteger(run.summary?.overflows)).join(" / ")}</Entry>
+      <Entry label="Scale at end">
+        {pair.map((run, index) => (
+          <span key={run.id}>
+            {index > 0 && " / "}
+            <LossScale value={toNumber(run.summary?.final_loss_scale)} />
+          </span>
+        ))}
+      </Entry>
+      <Entry label="Weight motion">
+        {pair.map((run) => formatScalar(toNumber(run.summary?.max_weight_motion), 3)).join(" / ")}
+      </Entry>
+    </>
+  );
+}
+
 function Entry({ label, children }: { label: string; children: React.ReactNode }) {
   return (
     <>
@@ -216,15 +233,28 @@ function Entry({ label, children }: { label: string; children: React.ReactNode }
   );
 }
 
-function HowToRead({ label, known }: { label: string; known: string }) {
+const VERDICTS: [name: string, meaning: string][] = [
+  ["dies", "exits with the loss scale at its minimum"],
+  ["poisoned", "its momentum is not finite from a step on"],
+  ["absorbed", "finite momentum moved on steps that were discarded"],
+];
+
+/** Only the words that this experiment's table holds. */
+function HowToRead({ experiment, known }: { experiment: Experiment; known: string }) {
+  const { runs, table } = experiment;
+  const found = VERDICTS.filter(([name]) => runs.some((run) => run.verdict?.name === name));
   return (
     <section className="side-box how">
       <h2 className="h2">How to read</h2>
       <dl className="kv">
         <Entry label="Moved">parameters that changed after initialisation</Entry>
-        <Entry label="Dies">exits with the loss scale at its minimum</Entry>
-        <Entry label={`= ${label}`}>equals {known}</Entry>
-        <Entry label="Queued">no result yet</Entry>
+        {found.map(([name, meaning]) => (
+          <Entry key={name} label={capitalised(name)}>
+            {meaning}
+          </Entry>
+        ))}
+        {table.published.some((check) => check !== null) && <Entry label={`= ${table.check_label}`}>equals {known}</Entry>}
+        {runs.some((run) => run.status === "queued") && <Entry label="Queued">no result yet</Entry>}
       </dl>
     </section>
   );
