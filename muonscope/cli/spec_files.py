@@ -95,12 +95,12 @@ def _with_ds_config(spec: dict[str, Any], path: str, tell: Callable[[str], None]
         return spec if config is spec.get("ds_config") else {**spec, "ds_config": config}
     named = spec.get("deepspeed")
     release = str(named.get("version")) if isinstance(named, dict) else RELEASE
-    if (reason := contradiction(config, release=release)) is not None:
+    said = {key: value for key, value in spec.items() if key != "ds_config"}
+    if (reason := contradiction(config, said, release=release)) is not None:
         raise SpecFileError(file, reason, remedy="correct it; DeepSpeed would not take it as it is meant either")
-    translation = translate(config)
+    translation = translate(config, said)
     for line in translation.report:
         tell(f"ds_config.{line}")
-    said = {key: value for key, value in spec.items() if key != "ds_config"}
     for key in sorted(said.keys() & translation.spec.keys()):
         tell(f"{key}: as the spec says itself")
     return _over(translation.spec, said)

@@ -1,11 +1,14 @@
 """DeepSpeed's own configuration into a spec's words, with a line on each of its keys: what became of it.
 
 What a spec says itself is translated; what is DeepSpeed's alone stays `ds_config`; what neither has a place for is left
-out, with the reason. `"auto"`, which integrations fill in, says nothing and is left out.
+out, with the reason. `"auto"`, which integrations fill in, says nothing and is left out. Batch sizes are reckoned with
+what the spec says of them itself, for it goes before the file.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final
 
 from muonscope.contract.ds_config import AUTO, RELEASE, TRUE_WORDS, refusal
@@ -57,30 +60,34 @@ def is_deepspeeds_own(config: Any) -> bool:
     return has_stage or bool(DS_CONFIG_OWNED_KEYS.keys() & config.keys())
 
 
-def contradiction(config: Mapping[str, Any], *, release: str = RELEASE) -> str | None:
+def contradiction(
+    config: Mapping[str, Any], said: Mapping[str, Any] = MappingProxyType({}), *, release: str = RELEASE
+) -> str | None:
     """Say what of a DeepSpeed configuration DeepSpeed itself would refuse or ignore; None where a spec can say it.
 
-    The table of known keys is one release's: another `release` says itself what it takes.
+    Args:
+        config: DeepSpeed's own.
+        said: what the spec says itself.
+        release: another release than the one whose keys are known says itself what it takes.
     """
     given = {key: value for key, value in config.items() if value != AUTO}
     if release == RELEASE and (reason := refusal(given)) is not None:
         return reason
     if _is_enabled(given, "fp16") and (_is_enabled(given, "bf16") or _is_enabled(given, "bfloat16")):
         return "ds_config enables both fp16 and bf16, which DeepSpeed refuses; enable one"
-    whole, micro, accumulated = (
-        given.get(key) for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    )
-    share = _share(given)
-    if share and isinstance(whole, int) and whole % share:
-        return (
-            f"ds_config.train_batch_size={whole} is no multiple of train_micro_batch_size_per_gpu={micro} times "
-            f"gradient_accumulation_steps={accumulated or 1}, whatever the number of ranks; correct one of them"
-        )
-    return None
+    clipping = given.get("gradient_clipping")
+    if isinstance(clipping, str):
+        return f"ds_config.gradient_clipping={clipping!r} is a text, at which DeepSpeed fails; give a number"
+    return _batch_contradiction(given, said)
 
 
-def translate(config: Mapping[str, Any]) -> Translation:
-    """Translate a DeepSpeed configuration; what is wrong in it is left for the service to refuse."""
+def translate(config: Mapping[str, Any], said: Mapping[str, Any] = MappingProxyType({})) -> Translation:
+    """Translate a DeepSpeed configuration; what is wrong in it is left for the service to refuse.
+
+    Args:
+        config: DeepSpeed's own.
+        said: what the spec says itself; a batch's size is shared out by it.
+    """
     found = Translation()
     for key, value in config.items():
         if value == AUTO:
@@ -88,7 +95,7 @@ def translate(config: Mapping[str, Any]) -> Translation:
         elif key in _PLAIN:
             found.becomes(key, _PLAIN[key], value)
         elif key == "train_batch_size":
-            _batch(config, found)
+            _batch(key, config, said, found)
         elif key == "zero_optimization" and isinstance(value, bool):
             _zero(key, {"stage": int(value)}, found)
         elif key in _TRANSLATORS and isinstance(value, Mapping):
@@ -101,19 +108,44 @@ def translate(config: Mapping[str, Any]) -> Translation:
     return found
 
 
-def _batch(config: Mapping[str, Any], found: Translation) -> None:
-    whole, share = config["train_batch_size"], _share(config)
-    if share and isinstance(whole, int) and whole > 0 and whole % share == 0:
-        found.becomes("train_batch_size", "world_size", whole // share)
+def _batch_sizes(config: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, int | None]:
+    """What is known of the three factors of DeepSpeed's `train_batch_size`, by the spec's names."""
+    places = {place: key for key, place in _PLAIN.items()}
+    given = {
+        name: said[name] if name in said else config.get(places.get(name, ""))
+        for name in ("micro_batch_size", "gradient_accumulation_steps", "world_size")
+    }
+    return {name: value if type(value) is int and value > 0 else None for name, value in given.items()}
+
+
+def _batch_contradiction(config: Mapping[str, Any], said: Mapping[str, Any]) -> str | None:
+    whole = config.get("train_batch_size")
+    if type(whole) is not int:
+        return None
+    sizes = _batch_sizes(config, said)
+    known = {name: size for name, size in sizes.items() if size is not None}
+    share = math.prod(known.values())
+    is_open = len(known) < len(sizes)
+    if whole == share or (is_open and whole > 0 and whole % share == 0):
+        return None
+    factors = " times ".join(f"{name}={size}" for name, size in known.items())
+    relation, rest = ("no multiple of", ", whatever the rest is") if is_open else ("not", "")
+    return f"ds_config.train_batch_size={whole} is {relation} {factors}{rest}; correct one of them"
+
+
+def _batch(key: str, config: Mapping[str, Any], said: Mapping[str, Any], found: Translation) -> None:
+    """Find the factor that is not said, as DeepSpeed does; accumulation is 1 where two are not."""
+    whole, sizes = config[key], _batch_sizes(config, said)
+    missing = [name for name, size in sizes.items() if size is None]
+    if len(missing) > 1 and "gradient_accumulation_steps" in missing:
+        missing.remove("gradient_accumulation_steps")
+    share = math.prod(size for size in sizes.values() if size is not None)
+    if len(missing) > 1 or type(whole) is not int or whole < 1 or whole % share:
+        found.left_out(key, "it does not follow how many ranks share it; say world_size")
+    elif missing:
+        found.becomes(key, missing[0], whole // share)
     else:
-        found.left_out("train_batch_size", "it does not follow how many ranks share it; say world_size")
-
-
-def _share(config: Mapping[str, Any]) -> int:
-    """Return how many samples of a batch are a rank's; 0 where it is not said."""
-    micro, accumulated = config.get("train_micro_batch_size_per_gpu"), config.get("gradient_accumulation_steps", 1)
-    is_said = all(isinstance(part, int) and part > 0 for part in (micro, accumulated))
-    return int(micro or 0) * int(accumulated) if is_said else 0
+        found.left_out(key, f"it is {' times '.join(sizes)}")
 
 
 def _is_enabled(config: Mapping[str, Any], key: str) -> bool:

@@ -66,8 +66,9 @@ def test_what_has_no_place_is_left_out_with_the_reason(config: dict[str, Any], l
         ({"fp16": {"enabled": True}, "bf16": {"enabled": "on"}}, "enables both fp16 and bf16"),
         (
             {"train_batch_size": 256, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 18},
-            "256 is no multiple of train_micro_batch_size_per_gpu=2 times gradient_accumulation_steps=18",
+            "256 is no multiple of micro_batch_size=2 times gradient_accumulation_steps=18, whatever the rest is",
         ),
+        ({"train_batch_size": 8, "gradient_clipping": "1.0"}, "'1.0' is a text, at which DeepSpeed fails"),
         ({"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 3774873.6}}, "is not a whole number"),
         ({"zero_optimization": {"stage": 1, "foo_bar": 1}}, "zero_optimization.foo_bar is no key"),
         ({"train_batch_size": 8, "gradient_clipp1ng": 1}, "did you mean gradient_clipping?"),
@@ -99,6 +100,56 @@ def test_what_deepspeed_takes_is_understood_as_it_understands_it(
     assert is_deepspeeds_own(config)
     assert contradiction(config) is None
     assert getattr(RunSpec.model_validate(translate(config).spec), field) == value
+
+
+MICRO, ACCUMULATED = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+
+
+@pytest.mark.parametrize(
+    ("config", "said", "field", "value"),
+    [
+        ({"train_batch_size": 8, MICRO: 2}, {"world_size": 2}, "gradient_accumulation_steps", 2),
+        ({"train_batch_size": 8, MICRO: 2, ACCUMULATED: "auto"}, {"world_size": 4}, "gradient_accumulation_steps", 1),
+        ({"train_batch_size": 16, ACCUMULATED: 2}, {"world_size": 2}, "micro_batch_size", 4),
+        ({"train_batch_size": 16}, {"world_size": 2}, "micro_batch_size", 8),
+        ({"train_batch_size": 8, MICRO: 2}, {"world_size": 2, "micro_batch_size": 4}, "gradient_accumulation_steps", 1),
+        ({"train_batch_size": 8, MICRO: 2}, {}, "world_size", 4),
+    ],
+)  # fmt: skip
+def test_a_batch_is_shared_out_over_the_ranks_that_the_spec_says(
+    config: dict[str, Any], said: dict[str, Any], field: str, value: int
+) -> None:
+    assert contradiction(config, said) is None
+    translation = translate(config, said)
+    assert translation.spec[field] == value
+    assert f"train_batch_size: {field} = {value}" in translation.report
+
+
+@pytest.mark.parametrize(
+    ("config", "said", "reason"),
+    [
+        (
+            {"train_batch_size": 8, MICRO: 2, ACCUMULATED: 1}, {"world_size": 2},
+            "8 is not micro_batch_size=2 times gradient_accumulation_steps=1 times world_size=2; correct one of them",
+        ),
+        ({"train_batch_size": 8, MICRO: 3}, {"world_size": 2}, "no multiple of micro_batch_size=3 times world_size=2"),
+        ({"train_batch_size": 7}, {"world_size": 2}, "7 is no multiple of world_size=2"),
+        ({"train_batch_size": 0}, {"world_size": 2}, "0 is no multiple of"),
+    ],
+)  # fmt: skip
+def test_a_batch_that_the_ranks_cannot_share_is_refused_as_by_deepspeed(
+    config: dict[str, Any], said: dict[str, Any], reason: str
+) -> None:
+    assert reason in (contradiction(config, said) or "")
+
+
+def test_a_batch_that_agrees_with_all_three_is_left_out_for_they_say_it() -> None:
+    config = {"train_batch_size": 8, MICRO: 2, ACCUMULATED: 2}
+
+    assert contradiction(config, {"world_size": 2}) is None
+    translation = translate(config, {"world_size": 2})
+    assert "world_size" not in translation.spec
+    assert "train_batch_size: left out, it is micro_batch_size times" in "\n".join(translation.report)
 
 
 def test_another_release_says_itself_which_keys_it_takes() -> None:
