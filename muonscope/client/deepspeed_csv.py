@@ -44,6 +44,8 @@ def read_monitor_folder(folder: Path) -> MonitorLog:
     Raises:
         ImportFailed: no such folder, none of the files, or rows that are not two numbers.
     """
+    if not folder.exists():
+        raise ImportFailed(folder, "there is no such file or folder", remedy="check the path")
     series = {name: _read_series(folder / f"{_PREFIX}{name}.csv") for name in (_LOSS, _LR, _SCALE)}
     after = sorted({*series[_LR], *series[_SCALE]})
     if not after and not series[_LOSS]:

@@ -18,6 +18,7 @@ from muonscope.errors import Conflict, InvalidRequest, NotFound
 from service.controller.launcher import JobStatus
 from tests.integration.api_telemetry.workers import Workers, die, train
 from tests.unit.cli.conftest import RunCommand, command
+from tests.unit.cli.test_every_verb import VERBS
 from tests.unit.controller.fakes import FakeLauncher
 from tests.unit.service.live import serving, short_rests
 
@@ -301,6 +302,52 @@ def test_every_verb_that_reads_works_on_a_real_record(client: Client, cluster: C
     assert logs.out == f"log of run-{dead}-a1"
 
 
+def test_every_verb_answers_in_json_that_can_be_read(
+    client: Client, cluster: Cluster, command: RunCommand, tmp_path: Path
+) -> None:
+    dead, alive = died(client, cluster), trained(client, cluster)
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("name: asked in json\n")
+    experiment = client.experiments.create("asked in json", {}, {"zero_stage": [1]}).id
+    hook = client.alerts.create("in json", "https://hooks.invalid/x", {"kind": "verdict", "verdicts": ["dies"]}).id
+    once = {
+        "submit": [str(spec)], "ls": [], "show": [dead], "watch": [dead], "compare": [dead, alive], "logs": [dead],
+        "tag": [alive, "--add", "x"], "export": [dead], "retry": [dead], "stop": [dead],
+        "import": [str(_monitor_folder(tmp_path / "job"))],
+        "experiment show": [experiment], "experiment ls": [],
+        "queue show": [], "queue pause": ["--why", "json"], "queue resume": [], "queue drain": [],
+        "queue limit": ["--user", "ann", "--gpus", "1"],
+        "alert create": ["https://hooks.invalid/y", "--status", "failed"], "alert ls": [], "alert test": [hook],
+        "alert deliveries": [hook], "alert rm": [hook],
+        "token create": ["--name", "ann", "--scope", "read"], "token ls": [], "token revoke": ["ann"],
+        "doctor": [], "schema": [], "db upgrade": [], "db backup": [str(tmp_path / "copy.db")],
+    }  # fmt: skip
+
+    answers = {verb: command(*verb.split(), *words, "--json") for verb, words in once.items()}
+    client.set_queue_mode("resume")
+
+    # These have tests of their own: what they wait for is longer.
+    assert {"up", "run", "experiment run", "bisect"} == VERBS.keys() - answers.keys()
+    unreadable = {verb: answer.out + answer.err for verb, answer in answers.items() if not _is_json(answer.out)}
+    assert unreadable == {}
+    # What the doctor finds is the machine's matter.
+    codes = {verb: answer.code for verb, answer in answers.items() if answer.code != 0 and verb != "doctor"}
+    # An ended run's verdict; a receiver that there is not.
+    assert codes == {"watch": 3, "alert test": 1}
+
+
+def _is_json(printed: str) -> bool:
+    """Whether it is one document, or one a line."""
+    try:
+        json.loads(printed)
+    except ValueError:
+        try:
+            return bool([json.loads(line) for line in printed.splitlines()])
+        except ValueError:
+            return False
+    return True
+
+
 def test_run_follows_a_real_run_to_its_end(
     client: Client, cluster: Cluster, command: RunCommand, tmp_path: Path
 ) -> None:
@@ -338,3 +385,10 @@ def test_a_run_whose_job_was_killed_is_a_failure_to_the_shell(
 
     assert result.code == 1
     assert "failed" in result.out
+
+
+def test_a_record_that_is_not_there_is_said_to_be_missing(client: Client, command: RunCommand, tmp_path: Path) -> None:
+    result = command("import", str(tmp_path / "nothing.db"))
+
+    assert result.code == 1
+    assert "no such file or folder" in result.err

@@ -74,7 +74,7 @@ def test_what_deepspeeds_own_monitor_writes_is_read(tmp_path: Path, monkeypatch:
 
 def test_a_folder_without_such_files_says_what_it_looked_for(tmp_path: Path) -> None:
     with pytest.raises(ImportFailed, match=r"none of .*Train_Samples_lr\.csv") as caught:
-        read_monitor_folder(tmp_path / "nowhere")
+        read_monitor_folder(tmp_path)
     assert caught.value.remedy == "give the folder <output_path>/<job_name>"
 
 
