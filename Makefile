@@ -94,7 +94,7 @@ mutants: .venv/installed-dev ## Plant faults into copies of muon_core and see ea
 golden: .venv/installed-dev ## Hold the golden numbers against this machine.
 	$(PYTEST) tests/distributed/test_published_numbers.py tests/integration/releases $(ARGS)
 
-acceptance: .venv/installed-dev ## A release, byte-gpt, the tutorial, the dashboard, exit codes, Compose and Slurm on real runs; minutes.
+acceptance: .venv/installed-dev ## A release, byte-gpt, the tutorial, the dashboard, exit codes, a cluster, Compose and Slurm on real runs; minutes.
 	$(PYTEST) tests -m acceptance $(ARGS)
 
 bench: .venv/installed-dev ## Print measured numbers on the CPU.
