@@ -130,6 +130,21 @@ def test_filter_select_and_compare_need_no_mouse(site: Site, open_page: Open) ->
     assert all(run_id in page.url for run_id in chosen)
 
 
+def test_a_long_name_is_cut_in_its_middle_and_said_whole(site: Site, open_page: Open) -> None:
+    name = "one gradient overflows and nothing else does step_ordering=deferred"
+    run_id = site.submit(name=name, steps=4, step_ordering="deferred")
+    site.worker(run_id).finish()
+
+    link = open_page(f"/ui/runs?q=id:{run_id}").page.get_by_role("link", name=name)
+
+    expect(link).to_have_attribute("title", name)
+    head, tail = link.locator(".run-link-head"), link.locator(".run-link-tail")
+    expect(tail).to_have_text("ing=deferred")
+    assert head.evaluate("cut => cut.scrollWidth > cut.clientWidth")
+    inside = "cut => cut.getBoundingClientRect().right <= cut.closest('td').getBoundingClientRect().right"
+    assert tail.evaluate(inside)
+
+
 def test_the_segments_count_the_runs_that_the_filter_finds(site: Site, open_page: Open) -> None:
     page = open_page("/ui/runs?q=thirty").page
     segments = page.get_by_role("group", name="Which runs")
@@ -204,6 +219,18 @@ def test_a_comparison_is_the_same_in_a_second_browser(site: Site, open_page: Ope
     config = second.locator("section", has=second.get_by_role("heading", name="Config"))
     expect(config).to_contain_text("step_ordering")
     expect(config).to_contain_text("1 of")
+
+
+def test_the_values_of_a_pair_and_their_difference_fit_beside_the_charts(site: Site, open_page: Open) -> None:
+    ids = []
+    for ordering in ("per_tensor", "ordered"):
+        ids.append(site.submit(name=f"a pair whose names are long {ordering}", steps=12, step_ordering=ordering))
+        site.worker(ids[-1]).finish()
+    page = open_page(f"/ui/compare?a={ids[0]}&b={ids[1]}").page
+    page.set_viewport_size({"width": 1280, "height": 900})
+    expect(page.locator(".readout td").first).not_to_have_text("—")
+
+    assert page.locator(".readout").evaluate("box => box.scrollWidth <= box.clientWidth")
 
 
 def test_each_side_of_a_comparison_has_its_name_and_id(site: Site, open_page: Open) -> None:

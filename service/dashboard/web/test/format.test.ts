@@ -25,12 +25,12 @@ test("scalars keep four digits and switch to an exponent at the edges", () => {
 
 test("negative numbers carry a true minus sign", () => {
   assert.equal(formatScalar(-2.5), "−2.500");
-  assert.equal(formatDelta(-0.018), "−0.0180");
+  assert.equal(formatDelta(-0.018), "−0.018");
   assert.equal(formatInteger(-57344), "−57,344");
 });
 
 test("a delta says its sign, and no difference is a plain zero", () => {
-  assert.equal(formatDelta(0.018), "+0.0180");
+  assert.equal(formatDelta(0.018), "+0.018");
   assert.equal(formatDelta(0), "0");
   assert.equal(formatDelta(null), "—");
 });

@@ -77,7 +77,7 @@ export function Readout({ traces, step, isLocked }: Props) {
               </tr>
             );
           })}
-          <CountRow label="Overflows so far" traces={traces} step={step} count={(trace, at) => countBefore(trace.overflow, at + 1)} />
+          <CountRow label="Overflows" traces={traces} step={step} count={(trace, at) => countBefore(trace.overflow, at + 1)} />
           <CountRow
             label="Steps applied"
             traces={traces}

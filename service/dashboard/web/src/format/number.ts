@@ -53,7 +53,8 @@ export function formatDelta(value: number | null): string {
   if (value === null) return NOT_MEASURED;
   if (!Number.isFinite(value)) return nonfiniteWord(value);
   if (value === 0) return "0";
-  const text = formatScalar(value);
+  // Few digits: a difference stands beside the two values that it is of.
+  const text = formatScalar(value, 3);
   return value > 0 ? `+${text}` : text;
 }
 

@@ -4,9 +4,9 @@ import { memo } from "react";
 
 import type { Run } from "../../api/types.ts";
 import { plannedSteps } from "../../format/steps.ts";
+import { RunLink } from "../../components/RunLink.tsx";
 import { InitialScale, LossScale, OrderingMark, ProgressBar, StatusMark, VerdictChip } from "../../components/marks.tsx";
 import { formatInteger, toNumber } from "../../format/number.ts";
-import { Link, runHref } from "../../routing/router.tsx";
 import { MomentumCell, runShare } from "./columns.tsx";
 
 interface Props {
@@ -27,9 +27,7 @@ export const RunCard = memo(function RunCard({ run, isSelected, onToggle }: Prop
       />
       <div className="lines">
         <div className="row">
-          <Link to={runHref(run.id)} className="mono title">
-            {run.name}
-          </Link>
+          <RunLink id={run.id} name={run.name} />
           <span className="grow" />
           {run.verdict !== null && <VerdictChip verdict={run.verdict} />}
         </div>

@@ -92,7 +92,7 @@ export const COLUMNS: readonly RunColumn[] = [
     sort: "status",
     cell: (run) => <StatusMark status={run.status} share={runShare(run)} />,
   },
-  { id: "verdict", label: "Verdict", width: 86, sort: "verdict", cell: (run) => <VerdictChip verdict={run.verdict} /> },
+  { id: "verdict", label: "Verdict", width: 112, sort: "verdict", cell: (run) => <VerdictChip verdict={run.verdict} /> },
   {
     id: "ordering",
     label: "Ordering",
