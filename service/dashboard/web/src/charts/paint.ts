@@ -7,7 +7,7 @@ import type { PanelData, StripRow } from "./panels.ts";
 import { ticksFor } from "./scales.ts";
 import { spanWords, type Span, type Trace } from "./trace.ts";
 
-export const AXIS_WIDTH = 58;
+export const AXIS_WIDTH = 66;
 export const STRIP_ROW = 16;
 export const MOST_SPANS_WITH_WORDS = 3;
 
