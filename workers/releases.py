@@ -238,8 +238,11 @@ def main() -> None:
     parser.add_argument("--home", type=Path, default=home, help="Muonscope's home; default MUONSCOPE_HOME")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    for version in arguments.versions:
-        print(ensure_installed(releases_root(arguments.home.expanduser()), version))
+    try:
+        for version in arguments.versions:
+            print(ensure_installed(releases_root(arguments.home.expanduser()), version))
+    except ReleaseUnavailable as error:
+        sys.exit(str(error))
 
 
 def releases_root(home: Path) -> Path:

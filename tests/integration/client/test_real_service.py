@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import httpx
@@ -18,7 +19,7 @@ from muonscope.errors import Conflict, InvalidRequest, NotFound
 from service.controller.launcher import JobStatus
 from tests.integration.api_telemetry.workers import Workers, die, train
 from tests.unit.cli.conftest import RunCommand, command
-from tests.unit.cli.test_every_verb import VERBS
+from tests.unit.cli.test_every_verb import LONG, VERBS, guide_lines
 from tests.unit.controller.fakes import FakeLauncher
 from tests.unit.service.live import serving, short_rests
 
@@ -302,38 +303,38 @@ def test_every_verb_that_reads_works_on_a_real_record(client: Client, cluster: C
     assert logs.out == f"log of run-{dead}-a1"
 
 
-def test_every_verb_answers_in_json_that_can_be_read(
-    client: Client, cluster: Cluster, command: RunCommand, tmp_path: Path
+def test_the_guides_commands_are_typed_as_they_are_printed_and_every_verb_answers_in_json(
+    client: Client, cluster: Cluster, command: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead, alive = died(client, cluster), trained(client, cluster)
-    spec = tmp_path / "spec.yaml"
-    spec.write_text("name: asked in json\n")
-    experiment = client.experiments.create("asked in json", {}, {"zero_stage": [1]}).id
+    waiting = client.runs.submit({"name": "waits", "world_size": 64}).id
     hook = client.alerts.create("in json", "https://hooks.invalid/x", {"kind": "verdict", "verdicts": ["dies"]}).id
-    once = {
-        "submit": [str(spec)], "ls": [], "show": [dead], "watch": [dead], "compare": [dead, alive], "logs": [dead],
-        "tag": [alive, "--add", "x"], "export": [dead], "retry": [dead], "stop": [dead],
-        "import": [str(_monitor_folder(tmp_path / "job"))],
-        "experiment show": [experiment], "experiment ls": [],
-        "queue show": [], "queue pause": ["--why", "json"], "queue resume": [], "queue drain": [],
-        "queue limit": ["--user", "ann", "--gpus", "1"],
-        "alert create": ["https://hooks.invalid/y", "--status", "failed"], "alert ls": [], "alert test": [hook],
-        "alert deliveries": [hook], "alert rm": [hook],
-        "token create": ["--name", "ann", "--scope", "read"], "token ls": [], "token revoke": ["ann"],
-        "doctor": [], "schema": [], "db upgrade": [], "db backup": [str(tmp_path / "copy.db")],
+    experiment = client.experiments.create("asked in json", {}, {"zero_stage": [1]}).id
+    (tmp_path / "spec.yaml").write_text("name: asked in json\n")
+    monitor = _monitor_folder(tmp_path / "job")
+    monkeypatch.chdir(tmp_path)
+    meant = {
+        "RUN...": alive, "RUN": alive, "A": dead, "B": alive, "ID": experiment, "ALERT": hook, "PATH": str(monitor),
+        "[QUERY]": "waits", "[--follow]": "--follow", "URL": "https://hooks.invalid/y", "FILE": "copy.db", "ANN": "bob",
     }  # fmt: skip
-
-    answers = {verb: command(*verb.split(), *words, "--json") for verb, words in once.items()}
+    answers = {}
+    printed = [guide_lines(document) for document in ("guides/command-line.md", "guides/alerts.md", "security.md")]
+    for line in (*chain(*printed), "queue resume", "queue drain"):
+        words = [meant.get(word, word) for word in line.split()]
+        verb = " ".join(words[:2]) if " ".join(words[:2]) in VERBS else words[0]
+        if verb in LONG:
+            continue
+        # What the guide calls RUN is one that can be stopped, or retried.
+        words = [{"stop": waiting, "retry": dead}.get(verb, word) if word == alive else word for word in words]
+        answers[verb, line] = command(*words, "--json")
     client.set_queue_mode("resume")
 
-    # These have tests of their own: what they wait for is longer.
-    assert {"up", "run", "experiment run", "bisect"} == VERBS.keys() - answers.keys()
-    unreadable = {verb: answer.out + answer.err for verb, answer in answers.items() if not _is_json(answer.out)}
+    assert {verb for verb, _ in answers} == VERBS.keys() - LONG
+    unreadable = {line: answer.out + answer.err for (_, line), answer in answers.items() if not _is_json(answer.out)}
     assert unreadable == {}
-    # What the doctor finds is the machine's matter.
-    codes = {verb: answer.code for verb, answer in answers.items() if answer.code != 0 and verb != "doctor"}
-    # An ended run's verdict; a receiver that there is not.
-    assert codes == {"watch": 3, "alert test": 1}
+    # What the doctor finds is the machine's matter; there is no receiver of messages.
+    codes = {line: answer.code for (verb, line), answer in answers.items() if verb not in ("doctor", "alert test")}
+    assert {line for line, code in codes.items() if code != 0} == set()
 
 
 def _is_json(printed: str) -> bool:

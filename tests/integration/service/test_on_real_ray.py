@@ -203,9 +203,18 @@ def test_s8_no_secret_is_in_rays_environment_the_database_the_logs_or_the_api(
 
 
 def test_a_laptops_job_trains_its_own_task_and_ends_by_its_verdict(installation: Installation, laptop: Path) -> None:
-    job = ray_job(installation, "submit", "--working-dir", str(laptop), "--", "muonscope", "run", "spec.yaml")
-    printed, _ = job.communicate(timeout=120)
+    (commands,) = re.findall(r"```\n(STATE=.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    here = commands.replace("STATE=.muonscope", f"STATE={installation.home}")
+    assert here != commands
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MUONSCOPE_", "RAY_"))}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
+    job = subprocess.run(
+        ["bash", "-e", "-c", here], cwd=laptop, env={**kept, "PATH": path}, capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+
+    printed = job.stdout + job.stderr
     assert job.returncode == 0, printed
     (run,) = installation.client.get("/runs", params={"q": "task:laptop_task:build"}).json()["runs"]
     assert run["spec"]["working_dir"].startswith("gcs://_ray_pkg_")

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import jsonschema
@@ -27,6 +29,16 @@ def verbs() -> Iterator[tuple[str, click.Command]]:
 
 
 VERBS = dict(verbs())
+# What these wait for takes longer: they have tests of their own.
+LONG = {"up", "run", "experiment run", "bisect"}
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def guide_lines(document: str) -> list[str]:
+    """The commands of a document's first block of them, without `muonscope` and without what is said of each."""
+    text = (DOCS / document).read_text(encoding="utf-8")
+    block = text[text.index("```\nmuonscope ") :].split("```")[1]
+    return [re.split(r" {2,}", line)[0].removeprefix("muonscope ") for line in block.strip().splitlines()]
 
 
 def test_the_walk_finds_verbs_and_verbs_of_groups() -> None:

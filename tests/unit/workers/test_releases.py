@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import sys
 import tarfile
 import threading
 import time
@@ -98,6 +99,21 @@ def test_a_source_that_was_changed_is_not_installed(
         ensure_installed(root, VERSION)
 
     assert (refused.value.version, left_behind(root)) == (VERSION, [])
+
+
+def test_the_command_installs_beforehand_and_says_in_words_what_cannot_be_had(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    allow(monkeypatch, publish(index))
+    monkeypatch.setattr(sys, "argv", ["workers.releases", "--home", str(tmp_path), VERSION])
+    releases.main()
+    printed = capsys.readouterr().out.strip()
+    monkeypatch.setattr(sys, "argv", ["workers.releases", "--home", str(tmp_path), VERSION, "0.17.6"])
+    with pytest.raises(SystemExit) as ended:
+        releases.main()
+
+    assert printed == str(release_folder(tmp_path / "releases", VERSION))
+    assert "0.17.6" in str(ended.value)
 
 
 def test_what_builds_as_another_version_is_refused(
