@@ -99,13 +99,22 @@ def translate(config: Mapping[str, Any], said: Mapping[str, Any] = MappingProxyT
         elif key == "zero_optimization" and isinstance(value, bool):
             _zero(key, {"stage": int(value)}, found)
         elif key in _TRANSLATORS and isinstance(value, Mapping):
-            _TRANSLATORS[key](key, {name: each for name, each in value.items() if each != AUTO}, found)
+            _TRANSLATORS[key](key, _said(key, value, found), found)
         else:
             found.becomes(key, f"ds_config.{key}", value)
     if config.get("gradient_clipping", AUTO) == AUTO:
         found.becomes("gradient_clipping (not said)", "gradient_clipping", DEFAULT_CLIPPING)
-    found.spec.setdefault("precision", "fp32")
+    if "precision" not in found.spec:
+        found.becomes("fp16 and bf16 (not said)", "precision", "fp32")
     return found
+
+
+def _said(key: str, section: Mapping[str, Any], found: Translation) -> dict[str, Any]:
+    """A section without what it leaves to others; each of those has its line as well."""
+    for name, value in section.items():
+        if value == AUTO:
+            found.left_out(f"{key}.{name}", '"auto" says nothing')
+    return {name: value for name, value in section.items() if value != AUTO}
 
 
 def _batch_sizes(config: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, int | None]:
@@ -170,7 +179,7 @@ def _zero(key: str, zero: Mapping[str, Any], found: Translation) -> None:
 
 def _fp16(key: str, fp16: Mapping[str, Any], found: Translation) -> None:
     if not _is_enabled({key: fp16}, key):
-        found.left_out(key, "it is not enabled")
+        found.left_out(key, "it is not enabled" if "enabled" in fp16 else "it does not say whether it is enabled")
         return
     found.becomes(f"{key}.enabled", "precision", "fp16")
     for name, value in fp16.items():
@@ -193,10 +202,11 @@ def _bf16(key: str, bf16: Mapping[str, Any], found: Translation) -> None:
 
 def _optimizer(key: str, optimizer: Mapping[str, Any], found: Translation) -> None:
     kind, params = str(optimizer.get("type")), optimizer.get("params")
-    given = {name: value for name, value in params.items() if value != AUTO} if isinstance(params, Mapping) else {}
     if kind.lower() != "muon":
         found.left_out(key, f"{kind} is not Muon, which every run here trains with")
         return
+    found.report.append(f"{key}.type: Muon; implementation says whose, step_ordering in which order")
+    given = _said(f"{key}.params", params, found) if isinstance(params, Mapping) else {}
     for name, value in given.items():
         where = f"{key}.params.{name}"
         if name in _MUON:

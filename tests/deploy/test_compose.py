@@ -1,6 +1,7 @@
 """docker-compose.yml, the Dockerfile and what they mount, against the code: nothing here needs a Docker engine."""
 
 import re
+import shutil
 import stat
 import subprocess
 from pathlib import Path
@@ -186,6 +187,20 @@ def test_the_image_is_built_from_the_lock_file_runs_as_the_services_user_and_has
     assert len(installs) == 3
     assert all("requirements.lock" in line for line in [*installs[1:], "PIP_CONSTRAINT=/source/requirements.lock"])
     assert f"MUONSCOPE_HOME={services()['controller'].environment['MUONSCOPE_WORKERS_HOME']}" in text
+
+
+@pytest.mark.parametrize("profile", ["gpu", "cpu", "monitoring"])
+def test_composes_own_reader_takes_the_file_where_it_is_installed(profile: str, tmp_path: Path) -> None:
+    compose = ["docker", "compose"]
+    if shutil.which("docker") is None or subprocess.run([*compose, "version"], capture_output=True).returncode != 0:
+        pytest.skip("Docker Compose is not installed")
+
+    done = subprocess.run(
+        [*compose, "--file", str(ROOT / "docker-compose.yml"), "--profile", profile, "config", "--quiet"],
+        capture_output=True, text=True, timeout=60, cwd=tmp_path,
+    )  # fmt: skip
+
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_prometheus_and_grafana_find_what_they_are_to_show() -> None:

@@ -41,6 +41,8 @@ def test_every_key_has_its_line() -> None:
 
     assert [key for key in WHOLE if key not in report] == []
     assert "fp16.auto_cast: left out" in report
+    assert "optimizer.type: Muon; implementation says whose" in report
+    assert 'optimizer.params.weight_decay: left out, "auto" says nothing' in report
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,12 @@ def test_every_key_has_its_line() -> None:
         ({"optimizer": {"type": "Adam", "params": {"lr": 1.0}}}, "Adam is not Muon"),
         ({"scheduler": {"type": "WarmupLR", "params": {}}}, "scheduler: left out"),
         ({"fp16": {"enabled": False}}, "not enabled"),
+        ({"fp16": {"enabled": "auto"}}, 'fp16.enabled: left out, "auto" says nothing'),
+        ({"fp16": {"enabled": "auto"}}, "(not said): precision = 'fp32'"),
+        (
+            {"zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"}},
+            "zero_optimization.reduce_bucket_size: left",
+        ),
     ],
 )
 def test_what_has_no_place_is_left_out_with_the_reason(config: dict[str, Any], line: str) -> None:
