@@ -77,7 +77,8 @@ def told(installation: Installation, tmp_path_factory: pytest.TempPathFactory) -
 def _told(installation: Installation, shell: Shell, run_id: str) -> Told:
     run = installation.wait_for(run_id, *ENDED)
     code, watched = shell.run("watch", run_id)
-    _, shown = shell.run("show", run_id, "--parameters", "--ranks")
+    ended, shown = shell.run("show", run_id, "--parameters", "--ranks")
+    assert ended == 0, shown
     get = installation.client.get
     parameters = get(f"/runs/{run_id}/parameters").json()["parameters"]
     return Told(
