@@ -16,12 +16,17 @@ def with_working_dir(spec: dict[str, Any], environment: Mapping[str, str] = os.e
         spec: as its file holds it.
         environment: this process's; Ray tells a job's entrypoint there what the job was submitted with.
     """
-    task = spec.get("task")
-    name = task.get("name") if isinstance(task, dict) else None
     package = _uploaded(environment)
-    if package is None or not isinstance(name, str) or ":" not in name or "working_dir" in spec:
+    if package is None or own_task(spec) is None or "working_dir" in spec:
         return spec
     return {**spec, "working_dir": package}
+
+
+def own_task(spec: dict[str, Any]) -> str | None:
+    """Return the `module:function` that a spec names as its task; None for a built-in one."""
+    task = spec.get("task")
+    name = task.get("name") if isinstance(task, dict) else None
+    return name if isinstance(name, str) and ":" in name else None
 
 
 def _uploaded(environment: Mapping[str, str]) -> str | None:

@@ -69,14 +69,16 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Queue a run, follow it to its end, and exit by its verdict. Ctrl-C stops the run."""
-    from muonscope.cli.ray_jobs import with_working_dir
+    from muonscope.cli.ray_jobs import own_task, with_working_dir
     from muonscope.cli.spec_files import read_spec
 
     if record is not None and not standalone:
         raise typer.BadParameter("it is the file of --standalone; give that too", param_hint="--record")
     screen = Screen(as_json)
-    wanted = with_working_dir(read_spec(spec, screen.progress))
-    with open_client(url) if not standalone else _recording_client(record, screen) as client:
+    wanted = read_spec(spec, screen.progress)
+    if not standalone:
+        wanted = with_working_dir(wanted)
+    with open_client(url) if not standalone else _recording_client(record, own_task(wanted), screen) as client:
         queued = client.runs.submit(wanted)
         # Whoever reads it in a job's log asks for the run by its id.
         screen.progress(f"run {queued.id}")
@@ -85,11 +87,11 @@ def run(
 
 
 @contextmanager
-def _recording_client(record: Path | None, screen: Screen) -> Iterator["Client"]:
+def _recording_client(record: Path | None, task: str | None, screen: Screen) -> Iterator["Client"]:
     from muonscope.cli.service_process import standalone_service
 
     file = (record or Path("muonscope-record.db")).absolute()
-    with standalone_service(file, screen) as client:
+    with standalone_service(file, screen, task=task) as client:
         yield client
     screen.progress(f"the record is in {file}: `muonscope import {file}` brings it to a service")
 

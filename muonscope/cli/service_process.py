@@ -87,16 +87,31 @@ def service_for(url: str | None, screen: Screen) -> Iterator[Service]:
 
 
 @contextmanager
-def standalone_service(record: Path, screen: Screen) -> Iterator[Client]:
-    """Yield a service of the block's own, whose database is the record file; all else of it is gone afterwards."""
+def standalone_service(record: Path, screen: Screen, *, task: str | None = None) -> Iterator[Client]:
+    """Yield a service of the block's own, whose database is the record file; all else of it is gone afterwards.
+
+    Args:
+        record: the file.
+        screen: hears what is waited for.
+        task: a `module:function` of the user's: who types the command may run it, and its module is found where the
+            command is typed.
+    """
     # A short path: Ray's sockets lie below it.
     with tempfile.TemporaryDirectory(prefix="muonscope-") as folder:
         home, port = Path(folder), _free_port()
         screen.progress(f"training without a service, on this machine, into {record}")
         screen.progress("waiting for Ray to start")
         record.parent.mkdir(parents=True, exist_ok=True)
-        with _child_service(home, port, {"MUONSCOPE_DATABASE_URL": f"sqlite:///{record}"}) as started:
+        settings = {"MUONSCOPE_DATABASE_URL": f"sqlite:///{record}", **_own_code(task)}
+        with _child_service(home, port, settings) as started:
             yield started
+
+
+def _own_code(task: str | None) -> dict[str, str]:
+    if task is None:
+        return {}
+    lists = {"MUONSCOPE_ALLOW_TASKS": (",", task), "PYTHONPATH": (os.pathsep, str(Path.cwd()))}
+    return {name: separator.join(filter(None, [os.environ.get(name), own])) for name, (separator, own) in lists.items()}
 
 
 def _recorded_leader(home: Path) -> str | None:

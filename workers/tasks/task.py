@@ -78,7 +78,10 @@ def _build_user_task(task: UserTask, context: TaskContext) -> Task:
     try:
         function = getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError) as error:
-        raise TaskUnusable(f"task {task.name!r} cannot be imported: {error}; ship its module with the job") from error
+        raise TaskUnusable(
+            f"task {task.name!r} cannot be imported: {error}; submit it by `ray job submit "
+            "--working-dir`, or put its module where the PYTHONPATH of the service's Ray leads"
+        ) from error
     built = function(context)
     missing = [name for name in ("model", "batch", "loss") if not hasattr(built, name)]
     if missing or not isinstance(built.model, nn.Module):

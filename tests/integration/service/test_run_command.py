@@ -3,13 +3,14 @@
 Everything is real: the command is a process of its own, Ray and training included.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.installation import ENDED, STEADY, Installation
+from tests.installation import ENDED, REPOSITORY, STEADY, Installation
 from tests.integration.service.shell import Shell
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(400)]
@@ -106,6 +107,20 @@ def test_alone_it_trains_into_a_file_that_a_service_takes_in_later_and_once(
     assert the_run(installation, "alone2")["verdict"]["name"] == "dies"
     # The service that it was, its Ray and its folder are gone.
     assert not (tmp_path / "nobody").exists()
+
+
+def test_alone_the_guides_task_of_ones_own_is_found_in_the_folder_and_needs_no_leave(
+    tmp_path: Path, alone: Shell
+) -> None:
+    guide = (REPOSITORY / "docs" / "guides" / "ray-jobs.md").read_text(encoding="utf-8")
+    for name, block in (("laptop_task.py", "python"), ("spec.yaml", "yaml")):
+        (text,) = re.findall(rf"```{block}\n(.*?)```", guide, re.DOTALL)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+
+    code, printed = alone.run("run", "--standalone", "spec.yaml")
+
+    assert code == 0, printed
+    assert "my own task: succeeded; trains" in printed
 
 
 def test_alone_a_failure_is_1_and_ctrl_c_is_130(alone: Shell, tmp_path: Path) -> None:

@@ -248,3 +248,16 @@ def test_a_taken_port_is_not_taken_again(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(service_process, "DEFAULT_PORT", holder.getsockname()[1])
 
         assert service_process._free_port() != holder.getsockname()[1]
+
+
+def test_a_task_of_ones_own_is_allowed_and_found_where_the_command_is_typed_and_a_built_in_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MUONSCOPE_ALLOW_TASKS", "other:build")
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+
+    assert service_process._own_code("mine:build") == {
+        "MUONSCOPE_ALLOW_TASKS": "other:build,mine:build", "PYTHONPATH": f"/elsewhere{os.pathsep}{tmp_path}",
+    }  # fmt: skip
+    assert service_process._own_code(None) == {}
