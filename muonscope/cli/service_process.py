@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,14 @@ START_LIMIT_S: Final = 120.0
 STOP_LIMIT_S: Final = 30.0
 _POLL_S: Final = 0.1
 _SHOWN_LOG_LINES: Final = 15
+# What the environment says of a service elsewhere is nothing to one that lives for a command alone.
+_OF_ANOTHER_SERVICE: Final = tuple(
+    f"MUONSCOPE_{name}"
+    for name in (
+        "HOST", "ADVERTISE_URL", "REQUIRE_TOKEN", "RAY_ADDRESS", "RAY_TOKEN_FILE", "CLUSTER_MAX_GPUS", "WORKERS_HOME",
+        "DATABASE_PASSWORD_FILE", "MLFLOW_TRACKING_URI",
+    )
+)  # fmt: skip
 _STANDS_BY: Final = re.compile(r"standing by: (\S+) leads")
 
 
@@ -103,7 +111,7 @@ def standalone_service(record: Path, screen: Screen, *, task: str | None = None)
         screen.progress("waiting for Ray to start")
         record.parent.mkdir(parents=True, exist_ok=True)
         settings = {"MUONSCOPE_DATABASE_URL": f"sqlite:///{record}", **_own_code(task)}
-        with _child_service(home, port, settings) as started:
+        with _child_service(home, port, settings, without=_OF_ANOTHER_SERVICE, token="") as started:
             yield started
 
 
@@ -144,7 +152,14 @@ def _answers(url: str) -> bool:
 
 
 @contextmanager
-def _child_service(home: Path, port: int, settings: Mapping[str, str] | None = None) -> Iterator[Client]:
+def _child_service(
+    home: Path,
+    port: int,
+    settings: Mapping[str, str] | None = None,
+    *,
+    without: Collection[str] = (),
+    token: str | None = None,
+) -> Iterator[Client]:
     home.mkdir(parents=True, exist_ok=True)
     log = home / "up.log"
     command = [*UP, "--port", str(port)]
@@ -154,14 +169,18 @@ def _child_service(home: Path, port: int, settings: Mapping[str, str] | None = N
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "MUONSCOPE_HOME": str(home), **(settings or {})},
+            env={
+                **{name: value for name, value in os.environ.items() if name not in without},
+                "MUONSCOPE_HOME": str(home),
+                **(settings or {}),
+            },
             # Ctrl-C is for the command: it ends its runs first and the service after them.
             start_new_session=True,
         )
     try:
-        with Client(f"http://127.0.0.1:{port}", retries=0) as client:
+        with Client(f"http://127.0.0.1:{port}", token=token, retries=0) as client:
             _wait_until_ready(client, process, log)
-        with Client(client.url) as client:
+        with Client(client.url, token=token) as client:
             yield client
     finally:
         _end(process)

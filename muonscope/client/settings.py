@@ -93,7 +93,9 @@ def _unusable_file(file: Path, reason: str) -> MuonscopeError:
 
 def request_headers(settings: ClientSettings, token: str | None) -> dict[str, str]:
     """Return what every request carries."""
-    secret = token or (settings.token.get_secret_value() if settings.token else None) or _kept_token(settings)
+    secret = token
+    if secret is None:
+        secret = (settings.token.get_secret_value() if settings.token else None) or _kept_token(settings)
     # A header holds no more than ASCII; a name that has more is still told apart.
     user = settings.user.encode("ascii", "backslashreplace").decode()
     return {

@@ -58,7 +58,7 @@ class Client:
 
     Args:
         url: address of the service; by default `MUONSCOPE_URL`, else http://127.0.0.1:8800.
-        token: bearer token; by default `MUONSCOPE_TOKEN`.
+        token: bearer token; by default `MUONSCOPE_TOKEN`. An empty one sends none.
         retries: how often a call that may be repeated is sent again after it failed on the way.
         transport: an httpx transport, for tests and unusual routes.
     """

@@ -13,6 +13,7 @@ from muonscope.cli import service_process
 from muonscope.cli.screen import Screen
 from muonscope.cli.service_process import service_for
 from muonscope.client import ClientSettings
+from muonscope.client.calls import get_health
 from muonscope.errors import ServiceStartFailed, ServiceUnreachable
 from service.controller.leadership import Leadership
 from service.store.migrate import upgrade
@@ -25,7 +26,12 @@ UP = textwrap.dedent("""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
-            self.send_response(200)
+            # As a service of its own: it knows no token, and where others would reach it is another's matter.
+            named = [name for name in ("RAY_ADDRESS", "HOST", "REQUIRE_TOKEN") if "MUONSCOPE_" + name in os.environ]
+            is_elsewhere = os.environ.get("MUONSCOPE_DATABASE_URL", "").endswith("record.db") and (
+                "Authorization" in self.headers or named
+            )
+            self.send_response(401 if is_elsewhere else 200)
             self.end_headers()
             self.wfile.write(b"{}")
 
@@ -261,3 +267,13 @@ def test_a_task_of_ones_own_is_allowed_and_found_where_the_command_is_typed_and_
         "MUONSCOPE_ALLOW_TASKS": "other:build,mine:build", "PYTHONPATH": f"/elsewhere{os.pathsep}{tmp_path}",
     }  # fmt: skip
     assert service_process._own_code(None) == {}
+
+
+def test_a_service_for_one_command_takes_nothing_from_what_is_said_of_another_one(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("TOKEN", "msc_of_another"), ("RAY_ADDRESS", "http://HEAD:8265"), ("REQUIRE_TOKEN", "true")):
+        monkeypatch.setenv(f"MUONSCOPE_{name}", value)
+
+    with service_process.standalone_service(tmp_path / "record.db", Screen(as_json=True)) as client:
+        assert client.send(get_health()) == {}
