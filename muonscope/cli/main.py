@@ -24,7 +24,7 @@ _VERBS: Final = (
     (re.compile(r"GET /runs(?![\w/])"), "`muonscope ls`"),
     (re.compile(r"GET /experiments(?![\w/])"), "`muonscope experiment ls`"),
     (re.compile(r"GET /alerts(?![\w/])"), "`muonscope alert ls`"),
-    (re.compile(r"POST /runs/(\w+)/stop"), r"`muonscope stop \1`"),
+    (re.compile(r"POST /runs/(\w+)/(stop|clone)"), r"`muonscope \2 \1`"),
 )
 
 HELP = """See, measure and get rid of Muon step-ordering corruption under DeepSpeed.

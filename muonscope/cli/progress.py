@@ -1,15 +1,19 @@
 """Progress of runs: one bar a run in a terminal, one line a change when piped, nothing under `--json`."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from muonscope.cli.run_views import duration, fault_line, status, verdict
 from muonscope.cli.screen import Screen, number, visible
 
 if TYPE_CHECKING:
     from muonscope.client import Run
+
+
+# A tenth of a long run takes hours: who reads a job's log wants to see that it goes on.
+_SILENCE_S: Final = 15.0
 
 
 class Progress(Protocol):
@@ -37,26 +41,30 @@ def total_steps(run: "Run") -> int:
 
 
 class _Lines:
-    """One line whenever a run's status or a tenth of its steps has changed."""
+    """One line whenever a run's status or a tenth of its steps has changed, and now and then while it trains."""
 
-    def __init__(self, screen: Screen) -> None:
+    def __init__(self, screen: Screen, clock: Callable[[], float] = time.monotonic) -> None:
         self._screen = screen
-        self._started = time.monotonic()
-        self._said: dict[str, str] = {}
+        self._clock = clock
+        self._started = clock()
+        self._said: dict[str, tuple[str, int, float]] = {}
 
     def update(self, runs: Sequence["Run"]) -> None:
         for run in runs:
             steps, total = run.summary.steps or 0, total_steps(run)
             tenth = 10 * steps // total if total else 0
             key = f"{run.status} {run.waiting_reason or ''} {tenth}"
-            if self._said.get(run.id) != key:
-                self._said[run.id] = key
-                self._screen.progress(f"[{time.monotonic() - self._started:6.1f} s] {_state(run)}")
+            now = self._clock()
+            said, at_step, at = self._said.get(run.id, ("", 0, now))
+            if said != key or (steps != at_step and now - at >= _SILENCE_S):
+                self._said[run.id] = (key, steps, now)
+                self._screen.progress(f"[{now - self._started:6.1f} s] {_state(run)}")
 
 
 def _state(run: "Run") -> str:
     text = f"{run.name}: {status(run)}"
-    if run.summary.steps:
+    # A run that is to be tried again has the record of its last attempt until it trains.
+    if run.summary.steps and run.status not in ("queued", "pending"):
         text += f", step {run.summary.steps} of {total_steps(run)}, loss scale {number(run.summary.final_loss_scale)}"
     if run.waiting_reason and not run.is_finished:
         text += f" ({run.waiting_reason})"

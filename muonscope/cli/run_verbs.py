@@ -23,7 +23,7 @@ _PANEL = "Runs"
 
 def add_to(app: typer.Typer) -> None:
     """Register this module's verbs."""
-    verbs = (submit, run, ls, show, watch, compare, logs, stop, retry, tag, export)
+    verbs = (submit, run, ls, show, watch, compare, logs, stop, retry, clone, tag, export)
     for verb in verbs:
         app.command(verb.__name__, rich_help_panel=_PANEL)(verb)
 
@@ -49,7 +49,11 @@ def submit(
                 screen.line(f"would be accepted, fingerprint {valid['fingerprint']}")
             return
         queued = client.runs.submit(wanted)
-    if as_json:
+    _print_queued(queued, screen)
+
+
+def _print_queued(queued: "Run", screen: Screen) -> None:
+    if screen.as_json:
         screen.json(queued)
         return
     screen.line(queued.id)
@@ -209,6 +213,8 @@ def logs(
             is_last = not follow or client.runs.get(run_id).is_finished
             text = client.runs.logs(run_id, rank=rank)
             new = text[printed:]
+            if not text and is_last and not as_json:
+                print(f"nothing was written; `muonscope show {run_id}` says how the run went", file=sys.stderr)
             if as_json and (new or is_last):
                 print(json.dumps({"run_id": run_id, "rank": rank, "text": new}))
             elif new:
@@ -232,7 +238,7 @@ def stop(run_id: RunId, url: Url = None, as_json: Json = False) -> None:
 
 
 def retry(run_id: RunId, url: Url = None, as_json: Json = False) -> None:
-    """Give a finished run another attempt."""
+    """Give a failed or stopped run another attempt."""
     screen = Screen(as_json)
     with open_client(url) as client:
         retried = client.runs.retry(run_id)
@@ -240,6 +246,14 @@ def retry(run_id: RunId, url: Url = None, as_json: Json = False) -> None:
         screen.json(retried)
     else:
         screen.line(f"{retried.id} is {retried.status}")
+
+
+def clone(run_id: RunId, url: Url = None, as_json: Json = False) -> None:
+    """Queue a run's spec again, as a new run, and print its id."""
+    screen = Screen(as_json)
+    with open_client(url) as client:
+        queued = client.runs.clone(run_id)
+    _print_queued(queued, screen)
 
 
 def tag(
@@ -313,7 +327,7 @@ def _stopped_on_interrupt(client: "Client", run: "Run") -> Iterator[None]:
 def _follow(client: "Client", run: "Run", screen: Screen) -> None:
     """Show a run's progress to its end, print its outcome, and exit by it."""
     from muonscope.cli.progress import follow_runs
-    from muonscope.cli.run_views import outcome_line
+    from muonscope.cli.run_views import last_frames, outcome_line
 
     finished = run
     with follow_runs([run], screen) as progress:
@@ -323,4 +337,6 @@ def _follow(client: "Client", run: "Run", screen: Screen) -> None:
         screen.json(finished)
     else:
         screen.line(outcome_line(finished))
+        for line in last_frames(finished):
+            screen.progress(line)
     raise typer.Exit(exit_codes.exit_code(finished))

@@ -25,7 +25,7 @@ def run_row(run: "Run") -> list[str]:
         run.name,
         status(run),
         verdict(run),
-        f"{number(summary.steps)}/{run.spec.get('steps', '?')}",
+        _steps(run, "/"),
         number(summary.overflows),
         number(summary.discarded),
         number(summary.final_loss_scale),
@@ -100,6 +100,13 @@ def fault_line(run: "Run") -> str:
     return _failure(run).partition("\n")[0]
 
 
+def last_frames(run: "Run", count: int = 2) -> list[str]:
+    """Where an error of a run's own code was raised: the traceback's last lines, each frame with what stands there."""
+    lines = run.failure.message.splitlines() if run.failure is not None else []
+    frames = [place for place, line in enumerate(lines) if line.startswith('  File "')]
+    return lines[frames[-min(count, len(frames))] :] if frames else []
+
+
 def run_facts(run: "Run") -> list[tuple[str, str]]:
     """Everything `muonscope show` says above its tables."""
     spec, summary = run.spec, run.summary
@@ -121,7 +128,7 @@ def run_facts(run: "Run") -> list[tuple[str, str]]:
         ("labels", ", ".join(_labels(run))),
         (
             "steps",
-            f"{number(summary.steps)} of {spec.get('steps', '?')}: {number(summary.applied)} applied, "
+            f"{_steps(run, ' of ')}: {number(summary.applied)} applied, "
             f"{number(summary.discarded)} discarded, {number(summary.overflows)} overflows",
         ),
         ("loss scale", f"{_initial_scale(spec)} → {number(summary.final_loss_scale)}"),
@@ -195,6 +202,12 @@ def _phases(phases: dict[str, float]) -> str:
     if "submitted" in phases and "first_step" in phases:
         return f"first step after {phases['first_step'] - phases['submitted']:.1f} s: {text}"
     return text
+
+
+def _steps(run: "Run", of: str) -> str:
+    """The steps recorded, and those planned; of a recorded script that said none, only those that came are known."""
+    is_open_ended = (run.spec.get("task") or {}).get("is_open_ended")
+    return number(run.summary.steps) + ("" if is_open_ended else f"{of}{run.spec.get('steps', '?')}")
 
 
 def _initial_scale(spec: dict[str, Any]) -> str:

@@ -75,8 +75,8 @@ def _read_mapping(path: str, beginning: str) -> dict[str, Any]:
             path, str(error), remedy="correct the file; docs/guides/run-spec.md has examples"
         ) from error
     if not isinstance(value, dict):
-        found = "nothing" if value is None else f"a {type(value).__name__}"
-        raise SpecFileError(path, f"holds {found}, not a mapping", remedy=f"begin with `{beginning}`")
+        found = "is empty" if value is None else f"holds a {type(value).__name__}, not a mapping"
+        raise SpecFileError(path, found, remedy=f"begin with `{beginning}`")
     return {str(key): item for key, item in value.items() if key != _SCHEMA_KEY}
 
 

@@ -221,6 +221,8 @@ def _faults(spec: "RunSpec") -> str | None:
     for index, fault in enumerate(spec.faults):
         if fault.rank >= spec.world_size:
             return f"faults[{index}].rank={fault.rank} does not exist at world_size={spec.world_size}"
+        if fault.step >= spec.steps:
+            return f"faults[{index}].step={fault.step} is never reached: steps={spec.steps} begin at 0"
         if fault.micro_batch >= spec.gradient_accumulation_steps:
             return (
                 f"faults[{index}].micro_batch={fault.micro_batch} does not exist at "

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
-from muonscope.contract.run_spec import RunSpec
+from muonscope.contract.run_spec import BUILT_IN_TASKS, RunSpec
 from service.errors import (
     Forbidden,
     InvalidInput,
@@ -154,6 +154,7 @@ def _describe(error: Mapping[str, Any], body: Any, model: Any) -> dict[str, Any]
             path, value = _join(path, about[1]), about[2].rstrip(",;")
     if error["type"] == "unknown_task":
         path, value = _join(path, "name"), value.get("name") if isinstance(value, dict) else value
+        message = f"{message}; {_meant_task(value)}"
     if not path and tuple(error.get("loc", ()))[:1] == ("body",):
         path = "body"
     detail, remedy = _split(message)
@@ -237,7 +238,6 @@ def _remedy(error: Mapping[str, Any], path: str, model: Any) -> str:
         "finite_number": "give a finite number",
         "missing": "add it",
         "json_invalid": "send valid JSON",
-        "unknown_task": "use simple_model, calm_boom, matrix_pair, byte_gpt, or an allow-listed module:function",
     }
     if kind in limits:
         return limits[kind]
@@ -268,6 +268,12 @@ def _models_in(annotation: Any, tag: str | None = None) -> list[tuple[str | None
         return [(tag, annotation)]
     tag = next((mark.tag for mark in getattr(annotation, "__metadata__", ()) if isinstance(mark, Tag)), tag)
     return [found for part in get_args(annotation) for found in _models_in(part, tag)]
+
+
+def _meant_task(name: Any) -> str:
+    close = difflib.get_close_matches(str(name), BUILT_IN_TASKS, n=1)
+    known = f"use one of {', '.join(BUILT_IN_TASKS)}, or an allow-listed module:function"
+    return f"did you mean {close[0]}? else {known}" if close else known
 
 
 def _did_you_mean(name: str, known: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.cli.conftest import RunCommand
 from tests.unit.client.fake_service import FakeService, problem
 
-RUN_VERBS = ("submit", "run", "ls", "show", "watch", "compare", "logs", "stop", "retry", "tag", "export")
+RUN_VERBS = ("submit", "run", "ls", "show", "watch", "compare", "logs", "stop", "retry", "clone", "tag", "export")
 VERBS = ("up", *RUN_VERBS, "experiment", "doctor", "db")
 
 
@@ -43,6 +43,7 @@ def test_misuse_ends_with_two_and_a_usage_line(arguments: list[str], command: Ru
         ("list them with GET /runs", "list them with `muonscope ls`"),
         ("list them with GET /experiments", "list them with `muonscope experiment ls`"),
         ("stop it first: POST /runs/r1/stop", "stop it first: `muonscope stop r1`"),
+        ("POST /runs/r1/clone runs it again", "`muonscope clone r1` runs it again"),
         ("GET /runs/r1/artifacts lists them", "GET /runs/r1/artifacts lists them"),
     ],
 )

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from muonscope.cli.progress import _Bars, follow_runs
+from muonscope.cli.progress import _Bars, _Lines, follow_runs
 from muonscope.cli.screen import Screen
 from muonscope.client import Run
 from tests.unit.client.fake_service import DIED, run_json
@@ -27,6 +27,31 @@ def test_a_pipe_gets_one_line_a_tenth_and_not_one_a_poll(capsys: pytest.CaptureF
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 11
     assert lines[-1].endswith("first: running, step 30 of 30, loss scale 32768")
+
+
+def test_a_pipe_hears_of_a_long_run_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    progress = _Lines(Screen(), lambda: now[0])
+    for second in range(61):
+        now[0] = float(second)
+        progress.update([running(second, spec={"steps": 100_000, "task": {}})])
+
+    lines = capsys.readouterr().err.splitlines()
+    said = [line.split("first: ")[1].split(" of")[0] for line in lines]
+    assert said == ["running", *(f"running, step {step}" for step in (15, 30, 45, 60))]
+    progress.update([running(60, spec={"steps": 100_000, "task": {}})])
+    now[0] = 200.0
+    progress.update([running(60, spec={"steps": 100_000, "task": {}})])
+    assert capsys.readouterr().err == "", "nothing has happened"
+
+
+def test_a_run_that_is_tried_again_does_not_show_its_last_attempts_step(capsys: pytest.CaptureFixture[str]) -> None:
+    again = Run.model_validate(run_json(status="pending", summary={"steps": 17, "final_loss_scale": 1.0}))
+
+    with follow_runs([again], Screen()) as progress:
+        progress.update([again])
+
+    assert capsys.readouterr().err.endswith("first: pending\n")
 
 
 def test_a_pipe_is_told_why_a_run_waits(capsys: pytest.CaptureFixture[str]) -> None:

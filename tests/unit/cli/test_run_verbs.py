@@ -379,6 +379,52 @@ def test_stop_and_retry_ask_for_it(verb: str, command: RunCommand, service: Fake
     assert service.paths() == [f"POST /runs/r1/{verb}"]
 
 
+def test_a_clone_prints_the_new_runs_id_alone(command: RunCommand, service: FakeService) -> None:
+    service.answers["POST", "/runs/r1/clone"] = httpx.Response(201, json=run_json("r2"))
+
+    result = command("clone", "r1")
+
+    assert (result.code, result.out, service.paths()) == (0, "r2\n", ["POST /runs/r1/clone"])
+
+
+def test_an_error_of_a_tasks_own_code_ends_with_where_it_was_raised(command: RunCommand, service: FakeService) -> None:
+    trace = (
+        "AssertionError: mine\nTraceback (most recent call last):\n"
+        '  File "workers/train_loop.py", line 9, in train\n    loss = task.loss()\n'
+        '  File "laptop_task.py", line 23, in loss\n    assert False, "mine"\nAssertionError: mine'
+    )
+    failure = {"kind": "task_error", "message": trace, "rank": 0}
+    service.answers["GET", "/runs/r1"] = run_json(status="failed", failure=failure)
+
+    result = command("watch", "r1")
+
+    assert result.code == 1
+    assert "laptop_task.py" not in result.out
+    assert '  File "laptop_task.py", line 23, in loss\n    assert False, "mine"' in result.err
+    assert "Traceback" not in result.err
+
+
+def test_a_log_without_a_word_says_where_to_look(command: RunCommand, service: FakeService) -> None:
+    service.answers["GET", "/runs/r1/logs"] = httpx.Response(200, text="")
+
+    result = command("logs", "r1")
+
+    assert (result.code, result.out) == (0, "")
+    assert "`muonscope show r1`" in result.err
+
+
+@pytest.mark.parametrize(("task", "shown"), [({"is_open_ended": True}, "60"), ({}, "60/100000000")])
+def test_a_recording_without_an_end_has_the_steps_that_came(
+    task: dict[str, Any], shown: str, command: RunCommand, service: FakeService
+) -> None:
+    run = run_json(summary={"steps": 60}, spec={"steps": 100_000_000, "task": {"name": "external", **task}})
+    service.answers["GET", "/runs"] = {"runs": [run], "next_cursor": None}
+    service.answers["GET", "/runs/r1"] = run
+
+    assert f"  {shown}  " in command("ls").out
+    assert ("100000000" in command("show", "r1", "--steps", "0").out) is not bool(task)
+
+
 def test_a_checked_spec_is_not_submitted(command: RunCommand, service: FakeService, tmp_path: Path) -> None:
     service.answers["POST", "/runs/validate"] = {"spec": {}, "fingerprint": "f00"}
     path = tmp_path / "spec.yaml"

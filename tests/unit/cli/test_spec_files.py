@@ -73,7 +73,7 @@ def test_a_key_given_twice_is_refused_where_the_last_would_silently_win(name: st
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "holds nothing, not a mapping"),
+        ("", "is empty"),
         ("- a\n- b\n", "holds a list, not a mapping"),
         ("name: [unclosed\n", r"is not YAML: .*line 2"),
         ("name: !!python/object/apply:os.system ['true']\n", "is not YAML: could not determine a constructor"),

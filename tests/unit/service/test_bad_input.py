@@ -55,7 +55,16 @@ def assert_nothing_is_stored(client: Client) -> None:
         ({"world_size": 3}, "world_size", 3, "use at most 2"),
         ({"steps": -1}, "steps", -1, "use 1 or more"),
         ({"loss_scale": {"initial_power": -1}}, "loss_scale.initial_power", -1, "use 0 or more"),
-        ({"task": {"name": "no_such"}}, "task.name", "no_such", None),
+        (
+            {"task": {"name": "no_such"}}, "task.name", "no_such",
+            "use one of simple_model, calm_boom, matrix_pair, byte_gpt, or an allow-listed module:function",
+        ),
+        (
+            {"task": {"name": "byte_gtp"}}, "task.name", "byte_gtp",
+            "did you mean byte_gpt? else use one of simple_model, calm_boom, matrix_pair, byte_gpt, or an allow-listed "
+            "module:function",
+        ),
+        ({"steps": 4, "faults": [{"kind": "inf", "step": 4}]}, "faults[0].step", "4", None),
         ({"task": {"name": "os:system"}}, "task.name", "os:system", None),
         ({"task": {"name": "simple_model", "hidden_size": 0}}, "task.hidden_size", 0, "use 1 or more"),
         ({"steps": "many"}, "steps", "many", "give an integer"),
