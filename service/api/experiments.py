@@ -210,8 +210,7 @@ def _table(session: Session, experiment: Experiment, runs: Sequence[Run]) -> exp
     reads = builtin not in (None, THIRTY_STEP, BYTE_GPT)
     results = [_result(run, _readings(session, run) if reads else Readings()) for run in runs]
     fields = tuple(experiment.matrix) or builtin_experiments.FIELDS.get(builtin or "", experiment_table.STANDARD_FIELDS)
-    losses = _losses(session, runs) if builtin == BYTE_GPT else None
-    return experiment_table.build_table(results, fields, builtin=builtin, extra=losses)
+    return experiment_table.build_table(results, fields, builtin=builtin, extra=_losses(session, runs, builtin))
 
 
 def _readings(session: Session, run: Run) -> Readings:
@@ -232,13 +231,21 @@ def _readings(session: Session, run: Run) -> Readings:
     )
 
 
-def _losses(session: Session, runs: Sequence[Run]) -> dict[str, list[experiment_table.Cell]]:
-    """Return each run's first loss and its last: a model that learns shows it here."""
+def _losses(session: Session, runs: Sequence[Run], builtin: str | None) -> dict[str, list[experiment_table.Cell]]:
+    """Return what shows that a model learns: each run's last loss, and byte-gpt's first ones.
+
+    Of other built-in experiments, whose models learn one batch by heart or nothing, the losses say nothing.
+    """
+    if builtin not in (None, BYTE_GPT):
+        return {}
+    last: dict[str, list[experiment_table.Cell]] = {"last loss": [get_scalar(run.summary, "last_loss") for run in runs]}
+    if builtin is None:
+        return last
     first: list[experiment_table.Cell] = []
     for run in runs:
         steps = StepRepository(session).page(run, limit=1).steps
         first.append(steps[0].record.loss if steps else None)
-    return {"first loss": first, "last loss": [get_scalar(run.summary, "last_loss") for run in runs]}
+    return {"first loss": first, **last}
 
 
 def _result(run: Run, readings: Readings) -> RunResult:
