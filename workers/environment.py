@@ -10,14 +10,11 @@ import os
 import stat
 import sys
 import tempfile
-import time
 from collections.abc import MutableMapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-# A build that holds its lock for longer was killed.
-STALE_BUILD_S: Final = 900.0
 # Variables that change the code path or the numbers; their values are part of a run's recorded environment.
 RECORDED: Final = (
     "CUDA_VISIBLE_DEVICES",
@@ -138,15 +135,6 @@ def user_folder() -> Path:
     if found.st_mode & 0o077:
         folder.chmod(0o700)
     return folder
-
-
-def remove_stale_extension_locks(folder: Path, *, older_than_s: float = STALE_BUILD_S) -> list[Path]:
-    """Remove the locks that killed builds left behind, on which every later build would wait for ever."""
-    now = time.time()
-    stale = [lock for lock in folder.glob("*/lock") if now - lock.stat().st_mtime > older_than_s]
-    for lock in stale:
-        lock.unlink(missing_ok=True)
-    return stale
 
 
 def recorded_environment(environment: MutableMapping[str, str] = os.environ) -> dict[str, str]:

@@ -21,10 +21,10 @@ from muonscope.contract.run_spec import RunSpec
 from muonscope.contract.status import FailureKind, MomentumUnit, Phase
 from workers import system_load
 from workers.background import Background
+from workers.build_locks import remove_left_locks
 from workers.environment import (
     keep_compiler_unloaded,
     prepare_environment,
-    remove_stale_extension_locks,
     use_card_of,
 )
 from workers.failure import VERDICT_BEARING, RankFailure, describe
@@ -287,7 +287,7 @@ def _import_heavy() -> None:
     import torch  # noqa: F401
 
     keep_compiler_unloaded()
-    remove_stale_extension_locks(Path(os.environ["TORCH_EXTENSIONS_DIR"]))
+    remove_left_locks(Path(os.environ["TORCH_EXTENSIONS_DIR"]))
     import workers.train_loop  # noqa: F401
 
 

@@ -256,19 +256,29 @@ def extension_folders() -> list[Path]:
 
 def check_build_locks(folders: Sequence[Path]) -> Finding:
     """Whether a killed build left its lock: every later build of that extension would wait for it for ever."""
-    from workers.environment import STALE_BUILD_S
+    from workers.build_locks import examine_locks
 
-    now = time.time()
-    locks = {lock for folder in folders if folder.exists() for lock in folder.glob("**/lock") if lock.is_file()}
-    stale = sorted(lock for lock in locks if now - lock.stat().st_mtime > STALE_BUILD_S)
-    if not stale:
-        return Finding("build locks", Level.OK, "none stale")
-    return Finding(
-        "build locks",
-        Level.FAIL,
-        f"a build that ended left {len(stale)}: every later one waits for it",
-        f"rm {_words(stale)}",
-    )
+    locks = examine_locks(lock for folder in folders if folder.exists() for lock in folder.glob("**/lock"))
+    left = [lock.path for lock in locks if lock.is_left]
+    if left:
+        return Finding(
+            "build locks",
+            Level.FAIL,
+            f"{_extensions(left)}: its builder is gone, and every start that needs it waits without a word",
+            # Whoever waits takes a removed lock for a finished build.
+            f"first end the scripts that wait for it, then: rm {_words(left)}",
+        )
+    building = [f"{_extensions([lock.path])} is being built by {lock.holder}" for lock in locks if lock.holder]
+    building += [
+        f"{_extensions([lock.path])} is being built by {', '.join(lock.compilers)}, whose script is gone: look again"
+        for lock in locks
+        if lock.compilers and not lock.holder
+    ]
+    return Finding("build locks", Level.NOTE if building else Level.OK, "; ".join(building) or "none left behind")
+
+
+def _extensions(locks: Sequence[Path]) -> str:
+    return ", ".join(lock.parent.name for lock in locks)
 
 
 def _words(paths: Sequence[Path]) -> str:

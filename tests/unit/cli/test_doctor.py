@@ -190,17 +190,35 @@ def test_the_lock_of_a_killed_build_is_found_and_its_removal_can_be_typed(tmp_pa
     stale = lock(tmp_path / "a folder" / "py311_cpu" / "shm_comm", age_s=3600)
 
     finding = check_build_locks([tmp_path, tmp_path / "missing"])
-    subprocess.run(["bash", "-c", finding.remedy], check=True)
+    advice, _, command = finding.remedy.partition("then: ")
+    subprocess.run(["bash", "-c", command], check=True)
 
     assert finding.level is Level.FAIL
+    assert finding.found.startswith("shm_comm: its builder is gone")
+    # A waiter takes a removed lock for a finished build, and fails to import what was never built.
+    assert "end the scripts that wait" in advice
     assert not stale.exists()
     assert check_build_locks([tmp_path]).level is Level.OK
 
 
-def test_a_build_under_way_is_left_alone(tmp_path: Path) -> None:
-    lock(tmp_path / "building", age_s=5)
+def test_a_build_under_way_is_left_alone_however_old_its_lock_is(tmp_path: Path) -> None:
+    # As torch takes a lock: its file stays open while the build lasts.
+    with lock(tmp_path / "fused_adam", age_s=3600).open() as _:
+        finding = check_build_locks([tmp_path])
 
-    assert check_build_locks([tmp_path]).level is Level.OK
+    assert finding.level is Level.NOTE
+    assert f"fused_adam is being built by pid {os.getpid()} (" in finding.found
+    assert check_build_locks([tmp_path]).level is Level.FAIL
+
+
+def test_a_compiler_that_outlives_its_script_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "fused_adam"
+    lock(folder, age_s=60)
+    with subprocess.Popen(["cat"], cwd=folder, stdin=subprocess.PIPE) as compiler:
+        finding = check_build_locks([tmp_path])
+
+    assert finding.level is Level.NOTE
+    assert f"pid {compiler.pid} (cat), whose script is gone" in finding.found
 
 
 def test_locks_are_looked_for_where_ranks_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

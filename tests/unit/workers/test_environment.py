@@ -16,7 +16,6 @@ from workers.environment import (
     extensions_folder,
     prepare_environment,
     recorded_environment,
-    remove_stale_extension_locks,
     use_card_of,
     user_folder,
 )
@@ -70,19 +69,6 @@ def test_what_the_user_set_stays() -> None:
     prepare_environment(environment, has_gpu=False)
 
     assert (environment["OMP_NUM_THREADS"], environment["TORCH_EXTENSIONS_DIR"]) == ("8", "/mine")
-
-
-def test_only_old_build_locks_are_removed(tmp_path: Path) -> None:
-    for name, age_s in (("old", 5000), ("new", 5)):
-        lock = tmp_path / name / "lock"
-        lock.parent.mkdir()
-        lock.touch()
-        os.utime(lock, (time.time() - age_s, time.time() - age_s))
-
-    removed = remove_stale_extension_locks(tmp_path)
-
-    assert removed == [tmp_path / "old" / "lock"]
-    assert (tmp_path / "new" / "lock").exists()
 
 
 def run_python(code: str, **environment: str) -> str:
