@@ -19,6 +19,7 @@ import httpx
 
 from muonscope.cli.findings import Finding, Level
 from muonscope.cli.gpu_checks import check_gpus
+from muonscope.cli.homes import check_home
 from muonscope.client import Client
 from muonscope.client.settings import trust_for
 from muonscope.errors import MuonscopeError, ServiceUnreachable, UnexpectedAnswer
@@ -38,9 +39,11 @@ Check = Callable[[], Finding]
 def examine(settings: Settings, url: str) -> list[Finding]:
     """Run every check; one that breaks is itself a finding."""
     service = _examined("service", lambda: check_service(url))
+    is_up = service.level is Level.OK
     checks: Sequence[tuple[str, Check]] = (
+        ("state", lambda: check_home(settings.home, url, is_up=is_up)),
         ("clock", lambda: check_clock(url)),
-        ("port", lambda: check_port(settings.host, settings.port, is_up=service.level is Level.OK)),
+        ("port", lambda: check_port(settings.host, settings.port, is_up=is_up)),
         ("ray", lambda: check_ray(settings.ray_address, settings.ray_token_file)),
         ("gpu", check_gpus),
         ("disk", lambda: check_disk([settings.home, Path(tempfile.gettempdir()), RAY_TEMPORARY])),

@@ -13,12 +13,15 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from muonscope.cli.screen import Screen
 from muonscope.client import Client, ClientSettings
 from muonscope.client.settings import DEFAULT_PORT
 from muonscope.errors import MuonscopeError, ServiceFailed, ServiceStartFailed, ServiceUnreachable, UnexpectedAnswer
+
+if TYPE_CHECKING:
+    from service.settings import Settings
 
 UP: Final = (sys.executable, "-m", "muonscope.cli.main", "up")
 START_LIMIT_S: Final = 120.0
@@ -123,7 +126,7 @@ def _own_code(task: str | None) -> dict[str, str]:
 
 
 def _recorded_leader(home: Path) -> str | None:
-    """Return the address of the service that the home's database names as leading, if it answers there."""
+    """Return the address of the service that leads on the home's database, if it answers there."""
     from pydantic import ValidationError
 
     from service.settings import Settings
@@ -133,6 +136,11 @@ def _recorded_leader(home: Path) -> str | None:
     except ValidationError:
         # The service that is to be started says it better.
         return None
+    return find_answering_leader(settings)
+
+
+def find_answering_leader(settings: "Settings") -> str | None:
+    """Return the address of the service that leads on the settings' database, if it answers there."""
     if not settings.database_url and not (settings.home / "muonscope.db").exists():
         return None
     # SQLAlchemy takes half a second to import: not where there is no record yet.

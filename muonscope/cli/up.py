@@ -4,12 +4,16 @@ import json
 import logging
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from muonscope.cli import exit_codes
 from muonscope.cli.options import Json
+from muonscope.errors import ServiceStartFailed
+
+if TYPE_CHECKING:
+    from service.settings import Settings
 
 _LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(message)s"
 _QUIET: Final = ("httpx", "httpcore", "alembic", "uvicorn.error", "asyncio")
@@ -67,7 +71,6 @@ def up(
 
 
 def _up(given: dict[str, Any], announce: Callable[[str], None], *, drain: bool) -> int:
-    from muonscope.errors import ServiceStartFailed
     from service.settings import Settings
 
     logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, stream=sys.stderr, force=True)
@@ -86,7 +89,18 @@ def _up(given: dict[str, Any], announce: Callable[[str], None], *, drain: bool) 
         make_one = "make one with `muonscope token create --name NAME --scope admin`"
         raise ServiceStartFailed(str(error), remedy=make_one) from error
     except AddressInUse as error:
-        raise ServiceStartFailed(str(error.strerror), remedy="end the port's holder, or give another --port") from error
+        raise _address_in_use(error, settings) from error
+
+
+def _address_in_use(error: OSError, settings: "Settings") -> ServiceStartFailed:
+    """Tell whoever starts the service a second time from one whose port another program holds."""
+    from muonscope.cli.service_process import find_answering_leader
+
+    reason, url = str(error.strerror), settings.effective_advertise_url
+    if find_answering_leader(settings) == url:
+        reason = f"{reason}; {settings.home} is served already at {url}"
+        return ServiceStartFailed(reason, remedy="use that service as it is, or end it before you start it anew")
+    return ServiceStartFailed(reason, remedy="end the port's holder, or give another --port")
 
 
 def _announce_as_json(address: str) -> None:

@@ -119,7 +119,12 @@ class LocalRay:
         if head is None:
             return
         if keep_running and head.is_alive():
-            logger.info("Ray goes on with its jobs at %s", head.address, extra={"action": "ray_kept"})
+            logger.info(
+                "Ray goes on with its live runs at %s: `muonscope up` takes both over again; to end both, start it, "
+                "stop the runs (`muonscope stop RUN`), and end it then",
+                head.address,
+                extra={"action": "ray_kept"},
+            )
             return
         await asyncio.to_thread(end_head, head.id)
         self._file.unlink(missing_ok=True)

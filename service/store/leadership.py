@@ -123,6 +123,9 @@ def find_leader(database_url: str) -> str | None:
     except (ValueError, SQLAlchemyError):
         return None
     try:
+        if database.path is not None and not database.path.exists():
+            # Reading would make it.
+            return None
         with database.read() as session:
             return LeadershipRepository(session).leader_url()
     except (ServiceError, SQLAlchemyError):

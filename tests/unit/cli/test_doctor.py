@@ -280,7 +280,7 @@ def test_a_check_that_breaks_is_itself_a_finding(monkeypatch: pytest.MonkeyPatch
 
     findings = {finding.check: finding for finding in examine(Settings(), "http://127.0.0.1:9")}
 
-    assert len(findings) == 9
+    assert len(findings) == 10
     assert "the disk is on fire" in findings["gpu"].found
 
 
@@ -291,7 +291,10 @@ def test_the_verb_ends_with_one_when_something_keeps_runs_from_training(
     service.answers["GET", "/readyz"] = problem(503, "away", detail="Ray does not answer", remedy="start Ray")
     ill = command("doctor")
 
-    assert {row["check"] for row in json.loads(well.out)} >= {"service", "disk", "schema"}
+    rows = {row["check"]: row for row in json.loads(well.out)}
+    assert rows.keys() >= {"service", "disk", "schema"}
+    # Nothing in this shell's home speaks of the service that answers.
+    assert rows["state"]["level"] == "note"
     assert ill.code == 1
     assert "Ray does not answer" in ill.out
     assert "→ start Ray" in ill.out

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -102,8 +103,9 @@ def test_a_session_that_still_has_a_process_stays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_a_head_that_is_ended_leaves_one_session_and_one_that_goes_on_all(
-    is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     monkeypatch.setattr("service.controller.local_ray.end_head", lambda _: None)
     monkeypatch.setattr("service.controller.local_ray.session_folder", lambda folder: folder / "sessions")
     monkeypatch.setattr(Head, "is_alive", lambda _: is_kept)
@@ -118,6 +120,8 @@ def test_a_head_that_is_ended_leaves_one_session_and_one_that_goes_on_all(
     asyncio.run(start_and_stop())
 
     assert [session.exists() for session in sessions] == [is_kept, is_kept, True]
+    # Whoever sees something go on has to learn how to come back to it, and how to end it.
+    assert [word in caplog.text for word in ("`muonscope up` takes", "muonscope stop RUN")] == [is_kept, is_kept]
 
 
 def test_a_session_outside_of_the_home_is_removed_with_its_folder(
