@@ -49,7 +49,7 @@ class _RecordEvents:
 
     @property
     def run_id(self) -> str | None:
-        """The run's id, on rank 0 once training has begun."""
+        """The run's id, once training has begun."""
         return None if self._loop is None else self._loop.run_id
 
     def watch(self, train: Callable[..., Any]) -> Callable[..., Any]:

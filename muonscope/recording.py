@@ -89,7 +89,7 @@ class RecordedLoop:
     """A loop that is recorded, or was."""
 
     run_id: str | None = None
-    """The run's id, on rank 0; None on the others."""
+    """The run's id, on every rank; None before the block."""
 
     def __init__(self, engine: Any, wanted: _Wanted) -> None:
         self._engine, self._wanted = engine, wanted
@@ -221,15 +221,16 @@ class RecordedLoop:
     # -- every rank --------------------------------------------------------------------------------------------------
 
     def _agree(self, problem: MuonscopeError | None) -> None:
-        """Raise rank 0's problem on every rank: one that trained on alone would wait for the others for ever."""
+        """Have every rank know the id, or raise rank 0's problem: one that trained on alone would wait for ever."""
         assert self._recorder is not None
         if self._recorder.group is not None:
             import torch.distributed as dist
 
-            said = [None if problem is None else (str(problem), problem.remedy)]
+            said: list[Any] = [self.run_id, None if problem is None else (str(problem), problem.remedy)]
             dist.broadcast_object_list(said, src=0, group=self._recorder.group)
-            if problem is None and said[0] is not None:
-                message, remedy = said[0]
+            self.run_id, refusal = said
+            if problem is None and refusal is not None:
+                message, remedy = refusal
                 raise RecordingFailed(f"rank 0 cannot record: {message}", remedy=remedy)
         if problem is not None:
             raise problem

@@ -19,6 +19,7 @@ COMMAND = re.compile(rf"(\w+=\S+ )*(\w+=\$\(|time )?({PROGRAMS})[ (]|export \w+=
 TYPED = "tests/integration/client/test_real_service.py::"
 TYPED += "test_the_guides_commands_are_typed_as_they_are_printed_and_every_verb_answers_in_json"
 OWN_CLUSTER = "tests/deploy/test_own_cluster.py::test_a_cluster_of_ones_own_trains_what_a_laptop_submits"
+LAPTOP = "tests/integration/service/test_on_real_ray.py::test_a_laptops_job_trains_its_own_task_and_ends_by_its_verdict"
 CURL = "tests/unit/service/test_documented_requests.py::test_the_curl_that_a_document_shows_queues_a_run"
 COMPOSE = "tests/deploy/test_compose_processes.py::test_what_the_file_starts_trains_and_its_steps_are_in_postgresql"
 UP = "tests/integration/service/test_on_real_ray.py::test_a_submitted_run_trains_and_its_record_is_complete"
@@ -65,11 +66,10 @@ PROOFS = {
         "by hand: its seven tables take minutes",
         "tests/distributed/test_published_numbers.py",
     ),
-    ("docs/guides/ray-jobs.md", "ray job submit"): (OWN_CLUSTER,),
-    ("docs/guides/ray-jobs.md", "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN"): (
-        "tests/integration/service/test_on_real_ray.py::"
-        "test_a_laptops_job_trains_its_own_task_and_ends_by_its_verdict",
-    ),
+    ("docs/guides/ray-jobs.md", "ray job submit --address http://HEAD"): (OWN_CLUSTER,),
+    ("docs/guides/ray-jobs.md", "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN"): (LAPTOP,),
+    ("docs/guides/ray-jobs.md", 'ray job submit --address "$ADDRESS" -- muonscope show'): (LAPTOP,),
+    ("docs/guides/ray-jobs.md", "MUONSCOPE_ALLOW_TASKS=laptop_task:build make up"): (LAPTOP,),
     ("docs/guides/ray-jobs.md", "export RAY_AUTH_MODE=token MUONSCOPE_URL"): (OWN_CLUSTER,),
     ("docs/guides/run-spec.md", "curl"): (CURL,),
     ("docs/guides/slurm.md", "export MUONSCOPE_HOME"): (
@@ -125,6 +125,12 @@ def test_every_block_of_commands_has_a_test_or_says_why_it_has_none() -> None:
     assert unproven == []
     used = {key for document, commands in blocks() for key in _keys(document, commands)}
     assert PROOFS.keys() - used == set()
+
+
+def test_a_laptop_is_told_of_the_leave_that_its_task_needs_before_it_writes_one() -> None:
+    guide = (ROOT / "docs" / "guides" / "ray-jobs.md").read_text(encoding="utf-8")
+
+    assert 0 < guide.find("MUONSCOPE_ALLOW_TASKS=laptop_task:build make up") < guide.find("class Copying")
 
 
 def test_every_test_that_is_to_prove_a_block_exists() -> None:

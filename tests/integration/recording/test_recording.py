@@ -39,7 +39,7 @@ def test_a_recorded_loop_ends_with_the_bits_of_the_loop_alone(
 
     assert [each["hash"] for each in recorded] == [each["hash"] for each in alone]
     assert all(each["left_as_found"] for each in recorded)
-    assert recorded[1]["run_id"] is None
+    assert recorded[1]["run_id"] == recorded[0]["run_id"]
     run = ended(service, recorded[0]["run_id"])
     steps = service.get(f"/runs/{run['id']}/steps").json()["steps"]
     assert (run["status"], run["verdict"]["name"], run["summary"]["steps"]) == ("succeeded", "trains", loops.STEPS)

@@ -203,24 +203,34 @@ def test_s8_no_secret_is_in_rays_environment_the_database_the_logs_or_the_api(
 
 
 def test_a_laptops_job_trains_its_own_task_and_ends_by_its_verdict(installation: Installation, laptop: Path) -> None:
-    (commands,) = re.findall(r"```\n(STATE=.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
-    here = commands.replace("STATE=.muonscope", f"STATE={installation.home}")
-    assert here != commands
+    text = GUIDE.read_text(encoding="utf-8")
+    (commands,) = re.findall(r"```\n(STATE=.*?)```", text, re.DOTALL)
+    here = re.sub("STATE=.*", f"STATE={installation.home}", commands)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MUONSCOPE_", "RAY_"))}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
-    job = subprocess.run(
-        ["bash", "-e", "-c", here], cwd=laptop, env={**kept, "PATH": path}, capture_output=True, text=True, timeout=120,
-        check=False,
-    )  # fmt: skip
+    def typed(script: str) -> str:
+        job = subprocess.run(
+            ["bash", "-e", "-c", script], cwd=laptop, env={**kept, "PATH": path}, capture_output=True, text=True,
+            timeout=120, check=False,
+        )  # fmt: skip
+        printed = job.stdout + job.stderr
+        assert job.returncode == 0, printed
+        return printed
 
-    printed = job.stdout + job.stderr
-    assert job.returncode == 0, printed
+    printed = typed(here)
+
     (run,) = installation.client.get("/runs", params={"q": "task:laptop_task:build"}).json()["runs"]
     assert run["spec"]["working_dir"].startswith("gcs://_ray_pkg_")
     assert (run["status"], run["verdict"]["name"]) == ("succeeded", "trains")
     assert run["id"] in printed
     assert "trains" in printed
+    # What the laptop asks of the run then, as the guide has it.
+    (questions,) = re.findall(r"```\n(ray job submit [^`]*show RUN.*?)```", text, re.DOTALL)
+    *where, _ = here.strip().splitlines()
+    shown = typed("\n".join([*where, questions.replace("RUN", run["id"])]))
+    assert "my own task" in shown
+    assert "trains" in shown
 
 
 @pytest.mark.faults
