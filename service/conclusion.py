@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from muonscope.contract.attempts import AttemptOutcome, Failure, FinalState
+from muonscope.contract.spec_facts import has_muon_optimizer
 from muonscope.contract.status import AttemptStatus, FailureKind, RunStatus
 from service.analysis import verdicts
 from service.columns import StepColumns
-from service.recordings import has_muon_optimizer, is_open_ended, is_recording
+from service.recordings import is_open_ended, is_recording
 from service.store.attempts import AttemptRepository
 from service.store.events import EventRepository
 from service.store.models import Attempt, Run
@@ -139,7 +140,7 @@ def read_record(session: Session, run: Run) -> verdicts.RunRecord:
         poison=_first_poison(session, run, columns, names),
         absorption=verdicts.absorption(_discarded_norms(session, run, columns), int(columns.discarded.sum())),
         parameter_names=trainable,
-        has_muon_optimizer=has_muon_optimizer(run),
+        has_muon_optimizer=has_muon_optimizer(run.spec),
     )
 
 

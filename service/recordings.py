@@ -33,11 +33,6 @@ def is_open_ended(run: Run) -> bool:
     return is_recording(run) and bool(run.spec["task"].get("is_open_ended"))
 
 
-def has_muon_optimizer(run: Run) -> bool:
-    """Whether the run's optimizer is a Muon: every run's that the service starts, and a script's by its class."""
-    return not is_recording(run) or "muon" in str(run.spec["task"].get("optimizer")).lower()
-
-
 def begin_recording(
     session: Session,
     spec: RunSpec,

@@ -123,7 +123,7 @@ def run_facts(run: "Run") -> list[tuple[str, str]]:
             if run.verdict is None or finding.name != run.verdict.name
         ),
         ("failure", _failure(run)),
-        ("ordering", f"{spec.get('step_ordering')} on {spec.get('implementation')}"),
+        *_optimizer_facts(spec),
         ("set-up", _setup(spec)),
         ("labels", ", ".join(_labels(run))),
         (
@@ -131,7 +131,8 @@ def run_facts(run: "Run") -> list[tuple[str, str]]:
             f"{_steps(run, ' of ')}: {number(summary.applied)} applied, "
             f"{number(summary.discarded)} discarded, {number(summary.overflows)} overflows",
         ),
-        ("loss scale", f"{_initial_scale(spec)} → {number(summary.final_loss_scale)}"),
+        ("loss scale", _scales(run)),
+        ("clipping", _clipping(spec)),
         ("moved", f"{moved(run)}, largest weight motion {number(summary.max_weight_motion)}"),
         (
             "momentum",
@@ -210,10 +211,38 @@ def _steps(run: "Run", of: str) -> str:
     return number(run.summary.steps) + ("" if is_open_ended else f"{of}{run.spec.get('steps', '?')}")
 
 
-def _initial_scale(spec: dict[str, Any]) -> str:
-    scale = spec.get("loss_scale") or {}
+def _optimizer_facts(spec: dict[str, Any]) -> list[tuple[str, str]]:
+    """What moves the weights, and when its momentum moves: an order of steps is a Muon's alone."""
+    from muonscope.contract.spec_facts import has_muon_optimizer, recorded_optimizer
+
+    optimizer, implementation = recorded_optimizer(spec), spec.get("implementation")
+    ordering = ("ordering", f"{spec.get('step_ordering')} on {implementation}")
+    if optimizer is None:
+        return [ordering]
+    script = (spec.get("task") or {}).get("script")
+    recorded = f", in a recorded script{f', {script}' if script else ''}"
+    if has_muon_optimizer(spec):
+        return [ordering, ("optimizer", optimizer + recorded)]
+    return [("optimizer", f"{optimizer} on {implementation}{recorded}")]
+
+
+def _scales(run: "Run") -> str:
+    """The loss scale at the beginning and now; DeepSpeed's 1 of a precision that has none is nobody's."""
+    from muonscope.contract.spec_facts import has_loss_scale
+
+    if not has_loss_scale(run.spec):
+        return f"none ({run.spec.get('precision')})"
+    scale = run.spec.get("loss_scale") or {}
     static = scale.get("static")
-    return number(static if static is not None else 2.0 ** scale.get("initial_power", 16))
+    initial = static if static is not None else 2.0 ** scale.get("initial_power", 16)
+    return f"{number(initial)} → {number(run.summary.final_loss_scale)}"
+
+
+def _clipping(spec: dict[str, Any]) -> str:
+    from muonscope.contract.spec_facts import clip_scope
+
+    limit = spec.get("gradient_clipping")
+    return f"{number(limit)}, of the {clip_scope(spec)}" if limit else ""
 
 
 def _setup(spec: dict[str, Any]) -> str:

@@ -238,6 +238,54 @@ class Divergence(_Answer):
     parameter: str | None = None
 
 
+class NotCompared(_Answer):
+    """What two runs recorded under one name and is not the same quantity: what it is in each."""
+
+    quantity: str
+    a: str
+    b: str
+
+
+class Clipping(_Answer):
+    """How often `gradient_clipping` acted."""
+
+    limit: float
+    scope: str
+    """What is measured and scaled: `gradient`, `update` or `muon_exempt`."""
+    applied: int
+    acted: int | None = None
+    """On how many of the applied steps; None where the norm that it goes by is not the recorded one."""
+
+
+class Learned(_Answer):
+    """One run's losses, summed up."""
+
+    last: Number | None = None
+    lowest: float | None = None
+    lowest_step: int | None = None
+    mean_of_last: Number | None = None
+    """Over the last tenth of the applied steps."""
+    mean_of_last_steps: int = 0
+
+
+class Lower(_Answer):
+    """The run, `a` or `b`, whose loss is the lower one on every step that both recorded, from one on."""
+
+    side: str
+    from_step: int
+    until_step: int
+
+
+class Learning(_Answer):
+    """Which run learned better, by the losses."""
+
+    a: Learned = Field(default_factory=Learned)
+    b: Learned = Field(default_factory=Learned)
+    lower: Lower | None = None
+    caveat: str | None = None
+    """Why the losses cannot simply be held against each other."""
+
+
 class Comparison(_Answer):
     """Two runs: what differs in their specs, where their records part, and what that cost."""
 
@@ -253,6 +301,10 @@ class Comparison(_Answer):
     """Every step before this one is bit-equal."""
     first_divergence: Divergence | None = None
     explanation: str = ""
+    not_compared: list[NotCompared] = Field(default_factory=list)
+    clipping: dict[str, Clipping | None] = Field(default_factory=dict)
+    """Under `a` and `b`; None for a run that never clips."""
+    learning: Learning = Field(default_factory=Learning)
     discarded: dict[str, Any] = Field(default_factory=dict)
     loss_scale: dict[str, Any] = Field(default_factory=dict)
     final: dict[str, Any] = Field(default_factory=dict)

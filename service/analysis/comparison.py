@@ -8,8 +8,11 @@ import numpy as np
 
 from muonscope.contract.attempts import FinalState
 from muonscope.contract.run_spec import FIELDS_WITHOUT_NUMBERS
+from muonscope.contract.spec_facts import has_loss_scale
 from muonscope.contract.status import Implementation, MomentumUnit
 from muonscope.contract.telemetry import COUNTS, SCALARS, encode_number
+from service.analysis.learning import caveat, learned, lower_to_the_end
+from service.analysis.quantities import clipping, meaning
 from service.columns import FINITE, Flags, Integers, StepColumns, norms_matrix, run_lengths
 
 # In the order in which a step computes them: the first that differs is the cause, the rest follow from it.
@@ -17,6 +20,9 @@ COMPARED: Final = (
     "loss_scale_before", "loss", "grad_norm", "overflow", "discarded", "momentum_norm", "update_norm",
     "loss_scale_after", "lr", "nonfinite_parameters",
 )  # fmt: skip
+FLAGS: Final = ("overflow", "discarded")
+PER_PARAMETER: Final = "momentum_norm"
+"""The one that every parameter has its own of."""
 SERIES: Final = (*SCALARS, *COUNTS)
 """The series that a side of the comparison reads."""
 MAX_SCALE_CHANGES: Final = 1000
@@ -82,7 +88,7 @@ def first_divergence(a: Side, b: Side) -> Divergence | None:
     """
     common, rows_a, rows_b = np.intersect1d(a.columns.step, b.columns.step, assume_unique=True, return_indices=True)
     different = {
-        name: _differs(a.columns, b.columns, name, rows_a, rows_b) for name in COMPARED if _is_comparable(a, b, name)
+        name: _differs(a.columns, b.columns, name, rows_a, rows_b) for name in COMPARED if is_comparable(a, b, name)
     }
     any_different = np.logical_or.reduce(list(different.values())) if len(common) else np.zeros(0, np.bool_)
     if any_different.any():
@@ -92,13 +98,25 @@ def first_divergence(a: Side, b: Side) -> Divergence | None:
     return Divergence(int(lone[0]), (), is_end=True) if len(lone) else None
 
 
-def _is_comparable(a: Side, b: Side, name: str) -> bool:
-    # Norms of a buffer in loss-scaled units and of one in plain units are two quantities.
-    return name != "momentum_norm" or a.momentum_unit == b.momentum_unit
+def is_comparable(a: Side, b: Side, name: str) -> bool:
+    """Whether both runs recorded the same quantity under this name."""
+    return meaning(name, a.spec, a.momentum_unit) == meaning(name, b.spec, b.momentum_unit)
+
+
+def _not_compared(a: Side, b: Side) -> list[dict[str, Any]]:
+    return [
+        {"quantity": name, **{key: meaning(name, side.spec, side.momentum_unit) for key, side in (("a", a), ("b", b))}}
+        for name in COMPARED
+        if not is_comparable(a, b, name) and _is_measured(a, name) and _is_measured(b, name)
+    ]
+
+
+def _is_measured(side: Side, name: str) -> bool:
+    return name in FLAGS or bool(side.columns.measured[name].any())
 
 
 def _differs(a: StepColumns, b: StepColumns, name: str, rows_a: Integers, rows_b: Integers) -> Flags:
-    if name in ("overflow", "discarded"):
+    if name in FLAGS:
         flags: Flags = getattr(a, name)[rows_a] != getattr(b, name)[rows_b]
         return flags
     both = a.measured[name][rows_a] & b.measured[name][rows_b]
@@ -132,18 +150,27 @@ def compare(a: Side, b: Side, parameters: Sequence[int] = ()) -> dict[str, Any]:
     difference = spec_difference(a.spec, b.spec)
     divergence = first_divergence(a, b)
     explanation = _explain(divergence, a, b, difference) if _share_steps(a, b) else _NOTHING_SHARED
+    is_same_data = _equal(a.data_hash, b.data_hash)
     return {
         "spec_difference": difference,
         "is_pair": len(difference) == 1,
         "shared": {
-            "data": _equal(a.data_hash, b.data_hash),
+            "data": is_same_data,
             "initial_parameters": _equal(a.initial_parameters_hash, b.initial_parameters_hash),
         },
         "bit_equal_until": divergence.step if divergence is not None else _end(a, b),
         "first_divergence": _divergence_json(divergence, a, b, parameters),
         "explanation": explanation + _tasks_differ(difference),
+        "not_compared": _not_compared(a, b),
+        "clipping": {"a": clipping(a.spec, a.columns), "b": clipping(b.spec, b.columns)},
+        "learning": {
+            "a": learned(a.columns),
+            "b": learned(b.columns),
+            "lower": lower_to_the_end(a.columns, b.columns),
+            "caveat": caveat(a.spec, b.spec, is_same_data),
+        },
         "discarded": _discarded(a.columns, b.columns),
-        "loss_scale": {"a": _trajectory(a.columns), "b": _trajectory(b.columns)},
+        "loss_scale": {"a": _trajectory(a), "b": _trajectory(b)},
         "final": _final(a, b),
         "cost": _cost(a, b),
     }
@@ -177,7 +204,7 @@ def _divergence_json(divergence: Divergence | None, a: Side, b: Side, parameters
 
 def _value(side: Side, name: str, step: int) -> Any:
     columns, row = side.columns, side.at(step)
-    if name in ("overflow", "discarded"):
+    if name in FLAGS:
         return bool(getattr(columns, name)[row])
     return encode_number(float(columns.values[name][row])) if columns.measured[name][row] else None
 
@@ -199,10 +226,12 @@ def _tasks_differ(difference: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _explain(divergence: Divergence | None, a: Side, b: Side, difference: Sequence[Mapping[str, Any]]) -> str:
+    # What is not the same quantity in both has not been found equal.
+    records = "What both record of the same quantities is" if _not_compared(a, b) else "The two records are"
     if divergence is None:
-        return "The two records are equal, step by step, to the last bit."
+        return f"{records} equal, step by step, to the last bit."
     if divergence.is_end:
-        return f"The records are equal to the last bit until one of them ends before step {divergence.step}."
+        return f"{records} equal to the last bit until one of them ends before step {divergence.step}."
     step, scalar = divergence.step, divergence.scalars[0]
     begin = f"The records first differ at step {step}, in {scalar.replace('_', ' ')}"
     overflowed = [bool(side.columns.overflow[side.at(step)]) for side in (a, b)]
@@ -229,8 +258,9 @@ def _discarded(a: StepColumns, b: StepColumns) -> dict[str, Any]:
     }
 
 
-def _trajectory(columns: StepColumns) -> dict[str, Any]:
-    measured = columns.measured["loss_scale_before"]
+def _trajectory(side: Side) -> dict[str, Any]:
+    columns = side.columns
+    measured = columns.measured["loss_scale_before"] & has_loss_scale(side.spec)
     scales, steps = columns.values["loss_scale_before"][measured], columns.step[measured]
     if not len(scales):
         return {"initial": None, "final": None, "lowest": None, "highest": None, "num_changes": 0, "changes": []}
@@ -247,10 +277,9 @@ def _trajectory(columns: StepColumns) -> dict[str, Any]:
 
 
 def _final(a: Side, b: Side) -> dict[str, Any]:
-    answer = {
-        name: _pair(_last(a.columns, name), _last(b.columns, name))
-        for name in ("loss", "momentum_norm", "loss_scale_after")
-    }
+    answer = {name: _pair(_last(a.columns, name), _last(b.columns, name)) for name in ("loss", "momentum_norm")}
+    scales = [_last(side.columns, "loss_scale_after") if has_loss_scale(side.spec) else None for side in (a, b)]
+    answer["loss_scale_after"] = _pair(*scales)
     for name in ("parameters_moved", "parameters_total", "max_weight_motion", "nonfinite_parameters"):
         answer[name] = _pair(*(getattr(side.final, name) if side.final is not None else None for side in (a, b)))
     hashes = [side.final.final_parameters_hash if side.final is not None else None for side in (a, b)]

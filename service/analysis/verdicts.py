@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 
 from muonscope.contract.attempts import Failure, FinalState
+from muonscope.contract.numbers import apart
 from muonscope.contract.status import FailureKind, Finding, RunStatus, Verdict
 from service.columns import FINITE, KIND_NAMES, NAN, StepColumns, norms_matrix
 
@@ -175,7 +176,7 @@ def _absorbed(record: RunRecord) -> Found | None:
         return None
     names = record.parameter_names
     name = names[found.parameter] if 0 <= found.parameter < len(names) else None
-    before, after = _apart(found.before, found.after)
+    before, after = apart(found.before, found.after)
     return Found(
         Verdict.ABSORBED,
         f"The momentum{f' of {name}' if name else ''} moved from {before} to {after} on "
@@ -292,12 +293,3 @@ def _plural(count: int) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.6g}"
-
-
-def _apart(one: float, other: float) -> tuple[str, str]:
-    """Write two numbers with as many digits as it takes to see that they differ."""
-    for digits in range(6, 17):
-        texts = f"{one:.{digits}g}", f"{other:.{digits}g}"
-        if texts[0] != texts[1]:
-            return texts
-    return repr(one), repr(other)

@@ -31,7 +31,11 @@ def compare(
         side_a, side_b = _side(session, run_a), _side(session, run_b)
         divergence = comparison.first_divergence(side_a, side_b)
         parameters: list[int] = []
-        if divergence is not None and not divergence.is_end and side_a.momentum_unit == side_b.momentum_unit:
+        if (
+            divergence is not None
+            and not divergence.is_end
+            and comparison.is_comparable(side_a, side_b, comparison.PER_PARAMETER)
+        ):
             steps = StepRepository(session)
             norms = [steps.norms_at(run, [divergence.step]).get(divergence.step, b"") for run in (run_a, run_b)]
             parameters = comparison.differing_parameters(norms[0], norms[1])

@@ -1,6 +1,6 @@
 """How a comparison looks as JSON."""
 
-from typing import Any
+from typing import Any, Literal
 
 from service.api.schemas import Out
 from service.api.step_schemas import Measurement
@@ -28,8 +28,61 @@ class DivergenceOut(Out):
     a: Measurement | bool
     b: Measurement | bool
     parameter: str | None
-    """The one whose momentum norm differs most."""
+    """The one whose momentum norm differs most there, whatever differs first."""
     parameters_differing: int
+
+
+class NotComparedOut(Out):
+    """What the two runs recorded under one name and is not the same quantity."""
+
+    quantity: str
+    a: str
+    """What it is in the first run, such as `the norm of the update`."""
+    b: str
+
+
+class ClippingOut(Out):
+    limit: float
+    scope: str
+    """What is measured and scaled: `gradient`, `update` or `muon_exempt`."""
+    applied: int
+    """Applied steps, those alone whose norm was recorded where `acted` is known."""
+    acted: int | None
+    """On how many of them the norm was over the limit; null where it is not the recorded one."""
+
+
+class ClippingsOut(Out):
+    """Null for a run that never clips."""
+
+    a: ClippingOut | None
+    b: ClippingOut | None
+
+
+class LearnedOut(Out):
+    last: Measurement
+    lowest: float | None
+    """Of the finite ones."""
+    lowest_step: int | None
+    mean_of_last: Measurement
+    """Over the last tenth of the applied steps."""
+    mean_of_last_steps: int
+
+
+class LowerOut(Out):
+    """The run whose loss is the lower one on every step that both recorded, from one on."""
+
+    side: Literal["a", "b"]
+    from_step: int
+    until_step: int
+    """The last step that both recorded."""
+
+
+class LearningOut(Out):
+    a: LearnedOut
+    b: LearnedOut
+    lower: LowerOut | None
+    caveat: str | None
+    """Why the losses cannot simply be held against each other."""
 
 
 class CountPair(Out):
@@ -115,7 +168,11 @@ class CompareOut(Out):
     """Every step before this one is bit-equal; null where a run has no steps."""
     first_divergence: DivergenceOut | None
     explanation: str
+    not_compared: list[NotComparedOut]
+    clipping: ClippingsOut
+    learning: LearningOut
     discarded: DiscardedOut
     loss_scale: TrajectoriesOut
+    """All null for a run whose precision has none."""
     final: FinalOut
     cost: CostOut

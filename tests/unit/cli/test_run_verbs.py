@@ -307,49 +307,50 @@ def test_a_recorded_script_is_shown_without_a_ray_job(
     assert command("show", "r1").out.splitlines()[-1].split()[-1] == (ray_job or "–")
 
 
-COMPARISON: dict[str, Any] = {
-    "a": "r1",
-    "b": "r2",
-    "names": {"a": "tiny master", "b": "tiny ordered"},
-    "spec_difference": [{"field": "step_ordering", "a": "master", "b": "ordered"}],
-    "is_pair": True,
-    "bit_equal_until": 1,
-    "first_divergence": {"step": 1, "scalar": "momentum_norm", "a": "NaN", "b": 55.1596, "parameter": "boom.weight"},
-    "explanation": "they part at the first overflow",
-    "discarded": {"a": 17, "b": 2, "both": 2, "a_runs": [[0, 16]], "overflows": {"a": 17, "b": 2}},
-    "loss_scale": {"a": {"initial": 65536.0, "changes": [[1, 2.0]]}, "b": {"initial": 65536.0, "changes": []}},
-    "final": {"loss": {"a": "Infinity", "b": None, "difference": None}},
-    "cost": {"step_time_s": {"a": 0.02, "b": 0.025, "ratio": 1.25}},
-}
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({"precision": "fp32"}, "none (fp32)"),
+        ({"precision": "bf16", "loss_scale": {"initial_power": 8}}, "none (bf16)"),
+        ({"precision": "fp16", "loss_scale": {"initial_power": 8}}, "256 → 1"),
+        ({"precision": "fp16", "loss_scale": {"static": 64.0}}, "64 → 1"),
+    ],
+)
+def test_show_gives_a_loss_scale_to_a_precision_that_has_one(
+    changes: dict[str, Any], shown: str, command: RunCommand, service: FakeService
+) -> None:
+    run = run_json(**TRAINED)
+    summary = run["summary"] | {"final_loss_scale": 1.0}
+    service.answers["GET", "/runs/r1"] = run | {"spec": run["spec"] | changes, "summary": summary}
+    service.answers["GET", "/runs/r1/steps"] = {"steps": [], "next_start": None}
+
+    assert f"loss scale   {shown}\n" in command("show", "r1").out
 
 
-def test_compare_answers_first_and_then_shows_both_sides(command: RunCommand, service: FakeService) -> None:
-    service.answers["GET", "/compare"] = COMPARISON
+@pytest.mark.parametrize(
+    ("optimizer", "shown"),
+    [
+        ("AdamW", ["optimizer    AdamW on deepspeed, in a recorded script, train.py"]),
+        (
+            "MuonWithAuxAdam",
+            ["ordering     ordered on deepspeed", "optimizer    MuonWithAuxAdam, in a recorded script, train.py"],
+        ),
+    ],
+)
+def test_show_names_a_recorded_optimizer_and_an_ordering_only_of_a_muon(
+    optimizer: str, shown: list[str], command: RunCommand, service: FakeService
+) -> None:
+    run = run_json(**TRAINED)
+    task = {"name": "external", "optimizer": optimizer, "script": "train.py"}
+    spec = run["spec"] | {"task": task, "implementation": "deepspeed", "gradient_clipping": 1.0}
+    service.answers["GET", "/runs/r1"] = run | {"spec": spec}
+    service.answers["GET", "/runs/r1/steps"] = {"steps": [], "next_start": None}
 
-    out = command("compare", "r1", "r2").out
+    lines = command("show", "r1").out.splitlines()
 
-    assert out.splitlines()[:3] == [
-        "they part at the first overflow",
-        "bit-equal until step 1",
-        "first divergence: step 1, momentum_norm in boom.weight: nan | 55.16",
-    ]
-    rows = [line.split("  ") for line in out.splitlines()]
-    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
-    assert ["spec", "tiny master (r1)", "tiny ordered (r2)"] in cells
-    assert ["record", "tiny master (r1)", "tiny ordered (r2)"] in cells
-    assert ["step_ordering", "master", "ordered"] in cells
-    assert ["discarded steps", "17", "2"] in cells
-    assert ["discarded steps, overflows", "17", "2"] in cells
-    assert ["loss scale, initial", "65536", "65536"] in cells
-    assert ["loss", "inf", "–"] in cells
-    assert ["cost, step_time_s", "0.02", "0.025"] in cells
-    assert dict(service.requests[0].url.params) == {"a": "r1", "b": "r2"}
-
-
-def test_compare_as_json_keeps_non_finite_numbers(command: RunCommand, service: FakeService) -> None:
-    service.answers["GET", "/compare"] = COMPARISON
-
-    assert json.loads(command("compare", "r1", "r2", "--json").out)["first_divergence"]["a"] == "NaN"
+    assert [line for line in lines if line.startswith(("ordering", "optimizer"))] == shown
+    scope = "gradient" if optimizer == "AdamW" else "update"
+    assert f"clipping     1, of the {scope}" in lines
 
 
 def test_logs_are_printed_as_they_are(command: RunCommand, service: FakeService) -> None:

@@ -2,9 +2,9 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import type { RunSpec } from "../src/api/types.ts";
-import { formatInteger, formatLoss, formatScalar, formatDelta, formatShape, toNumber } from "../src/format/number.ts";
+import { apart, formatInteger, formatLoss, formatScalar, formatDelta, formatShape, toNumber } from "../src/format/number.ts";
 import { exponentOfTwo, splitPowers } from "../src/format/power.ts";
-import { describeShared, differences, flatten, isLabel } from "../src/format/spec.ts";
+import { describeShared, differences, flatten, isLabel, orderingWords } from "../src/format/spec.ts";
 import { elapsed, formatAgo, formatDuration, formatSeconds } from "../src/format/time.ts";
 
 test("nan, the infinities, zero and not-measured stay four different texts", () => {
@@ -91,4 +91,17 @@ test("of runs that differ, what describes them all leaves the difference out", (
   assert.ok(one && other);
   assert.equal(describeShared([one, one]), "calm boom · ZeRO 1 · 2 × fp16 · initial scale 2^16 · seed 7");
   assert.equal(describeShared([one, other]), "ZeRO 1 · 2 × fp16 · initial scale 2^16 · seed 7");
+});
+
+test("numbers beside each other have the digits that tell them apart, and no more", () => {
+  assert.deepEqual(apart([0.060851, 0.060852, null]), ["0.060851", "0.060852", "—"]);
+  assert.deepEqual(apart([0.25, 0.25, NaN]), ["0.250", "0.250", "nan"]);
+  assert.deepEqual(apart([1, 1 + Number.EPSILON]), ["1", "1.0000000000000002"]);
+});
+
+test("an ordering is a Muon's: a recorded script's other optimizer is named itself", () => {
+  const words = (task: unknown) => orderingWords({ task, step_ordering: "ordered" } as unknown as RunSpec);
+  assert.equal(words({ name: "external", optimizer: "AdamW" }), "AdamW");
+  assert.equal(words({ name: "external", optimizer: "MuonWithAuxAdam" }), "ordered");
+  assert.equal(words({ name: "byte_gpt" }), "ordered");
 });

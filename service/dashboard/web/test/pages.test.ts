@@ -2,10 +2,11 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { defaultOf, findSpecSchema, variantFor } from "../src/api/schema.ts";
-import type { Attempt, Experiment, LoadSample, Run, RunCounts } from "../src/api/types.ts";
+import type { Attempt, Comparison, Experiment, LoadSample, Run, RunCounts } from "../src/api/types.ts";
 import { stepRanges } from "../src/charts/exactSteps.ts";
 import { emptyTrace, type Trace } from "../src/charts/trace.ts";
 import { effectAt, overflowSteps } from "../src/charts/overflowRows.ts";
+import { lowerLoss, notes } from "../src/pages/compare/notes.ts";
 import { buildMatrix, tally } from "../src/pages/experiments/matrix.ts";
 import { filterLines, ranksOf, readLines } from "../src/pages/run/logText.ts";
 import { loadPanels, rankLoads, stepClock } from "../src/pages/run/load.ts";
@@ -239,4 +240,29 @@ test("the figures are those of the sample nearest to the step, with the peak of 
 
 test("the exact steps around several overflows are read in few requests", () => {
   assert.deepEqual(stepRanges([4, 5, 5, 9, 100, 99]), [[4, 9], [99, 100]]);
+});
+
+test("what is not the same quantity in two runs, and how often clipping acted, are told by the runs' names", () => {
+  const comparison = {
+    not_compared: [{ quantity: "grad_norm", a: "the norm of the update", b: "the norm of the gradient" }],
+    clipping: {
+      a: { limit: 1, scope: "update", applied: 60, acted: 60 },
+      b: { limit: 0.5, scope: "muon_exempt", applied: 60, acted: null },
+    },
+  } as unknown as Comparison;
+  assert.deepEqual(notes(comparison, "stock", "ours"), [
+    "Gradient norm is the norm of the update in stock and the norm of the gradient in ours: not compared.",
+    "In stock the update was clipped to 1 in 60 of 60 applied steps.",
+    "In ours the gradient of what AdamW takes was clipped to 0.5 in an unrecorded number of 60 applied steps.",
+  ]);
+  assert.deepEqual(notes({ not_compared: [], clipping: { a: null, b: null } } as unknown as Comparison, "a", "b"), []);
+});
+
+test("the lower loss is told by name, with why it may mean nothing", () => {
+  const told = (lower: unknown, caveat: string | null) =>
+    lowerLoss({ learning: { lower, caveat } } as unknown as Comparison, "one", "two");
+  const lower = { side: "b", from_step: 12, until_step: 59 };
+  assert.equal(told(lower, null), "two stays below one from step 12 on, to step 59.");
+  assert.equal(told({ ...lower, side: "a" }, "The data differ."), "one stays below two from step 12 on, to step 59. The data differ.");
+  assert.equal(told(null, "The data differ."), null);
 });

@@ -1271,6 +1271,34 @@ export interface components {
             /** Checkpoints */
             checkpoints: components["schemas"]["CheckpointFact"][];
         };
+        /** ClippingOut */
+        ClippingOut: {
+            /**
+             * Acted
+             * @description On how many of them the norm was over the limit; null where it is not the recorded one.
+             */
+            acted: number | null;
+            /**
+             * Applied
+             * @description Applied steps, those alone whose norm was recorded where `acted` is known.
+             */
+            applied: number;
+            /** Limit */
+            limit: number;
+            /**
+             * Scope
+             * @description What is measured and scaled: `gradient`, `update` or `muon_exempt`.
+             */
+            scope: string;
+        };
+        /**
+         * ClippingsOut
+         * @description Null for a run that never clips.
+         */
+        ClippingsOut: {
+            a: components["schemas"]["ClippingOut"] | null;
+            b: components["schemas"]["ClippingOut"] | null;
+        };
         /** ClusterOut */
         ClusterOut: {
             /** Address */
@@ -1304,6 +1332,7 @@ export interface components {
              * @description Every step before this one is bit-equal; null where a run has no steps.
              */
             bit_equal_until: number | null;
+            clipping: components["schemas"]["ClippingsOut"];
             cost: components["schemas"]["CostOut"];
             discarded: components["schemas"]["DiscardedOut"];
             /** Explanation */
@@ -1315,9 +1344,13 @@ export interface components {
              * @description Whether they differ in one field only.
              */
             is_pair: boolean;
+            learning: components["schemas"]["LearningOut"];
+            /** @description All null for a run whose precision has none. */
             loss_scale: components["schemas"]["TrajectoriesOut"];
             /** @description What the runs are called; several may be called the same. */
             names: components["schemas"]["NamesOut"];
+            /** Not Compared */
+            not_compared: components["schemas"]["NotComparedOut"][];
             shared: components["schemas"]["SharedOut"];
             /**
              * Spec Difference
@@ -1458,7 +1491,7 @@ export interface components {
             b: number | ("NaN" | "Infinity" | "-Infinity") | null | boolean;
             /**
              * Parameter
-             * @description The one whose momentum norm differs most.
+             * @description The one whose momentum norm differs most there, whatever differs first.
              */
             parameter: string | null;
             /** Parameters Differing */
@@ -1819,6 +1852,36 @@ export interface components {
          * @enum {string}
          */
         Implementation: "muon_core" | "deepspeed";
+        /** LearnedOut */
+        LearnedOut: {
+            /** Last */
+            last: number | ("NaN" | "Infinity" | "-Infinity") | null;
+            /**
+             * Lowest
+             * @description Of the finite ones.
+             */
+            lowest: number | null;
+            /** Lowest Step */
+            lowest_step: number | null;
+            /**
+             * Mean Of Last
+             * @description Over the last tenth of the applied steps.
+             */
+            mean_of_last: number | ("NaN" | "Infinity" | "-Infinity") | null;
+            /** Mean Of Last Steps */
+            mean_of_last_steps: number;
+        };
+        /** LearningOut */
+        LearningOut: {
+            a: components["schemas"]["LearnedOut"];
+            b: components["schemas"]["LearnedOut"];
+            /**
+             * Caveat
+             * @description Why the losses cannot simply be held against each other.
+             */
+            caveat: string | null;
+            lower: components["schemas"]["LowerOut"] | null;
+        };
         /**
          * LearningRateSchedule
          * @description The learning rate over the run, as a share of the `lr` that each parameter group has.
@@ -2032,6 +2095,24 @@ export interface components {
             window: number;
         };
         /**
+         * LowerOut
+         * @description The run whose loss is the lower one on every step that both recorded, from one on.
+         */
+        LowerOut: {
+            /** From Step */
+            from_step: number;
+            /**
+             * Side
+             * @enum {string}
+             */
+            side: "a" | "b";
+            /**
+             * Until Step
+             * @description The last step that both recorded.
+             */
+            until_step: number;
+        };
+        /**
          * MatrixPairTask
          * @description Two bias-free square matrices; a step's samples stay the same however many micro-batches they are cut into.
          */
@@ -2084,6 +2165,21 @@ export interface components {
             last: number;
             /** Value */
             value: string;
+        };
+        /**
+         * NotComparedOut
+         * @description What the two runs recorded under one name and is not the same quantity.
+         */
+        NotComparedOut: {
+            /**
+             * A
+             * @description What it is in the first run, such as `the norm of the update`.
+             */
+            a: string;
+            /** B */
+            b: string;
+            /** Quantity */
+            quantity: string;
         };
         /**
          * OptimizerSettings

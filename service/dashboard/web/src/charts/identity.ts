@@ -2,12 +2,13 @@
 
 import type { Run } from "../api/types.ts";
 import { formatInteger } from "../format/number.ts";
+import { orderingWords } from "../format/spec.ts";
 import { words } from "../format/words.ts";
 import type { TraceIdentity } from "./trace.ts";
 
 /** Runs are called by their ordering where that tells them apart, else by their name. */
 export function traceLabels(runs: readonly Run[]): string[] {
-  const orderings = runs.map((run) => run.spec.step_ordering as string);
+  const orderings = runs.map((run) => orderingWords(run.spec));
   if (new Set(orderings).size === runs.length) return orderings;
   const names = runs.map((run) => run.name);
   return new Set(names).size === runs.length ? names : runs.map((run) => `${run.name} ${run.id.slice(0, 4)}`);

@@ -2,7 +2,7 @@
 
 import type { Run, RunStatus, AttemptStatus, Verdict } from "../api/types.ts";
 import { orderingStyle } from "../charts/orderings.ts";
-import { formatScalar, NOT_MEASURED, nonfiniteWord } from "../format/number.ts";
+import { formatScalar, NOT_MEASURED, nonfiniteWord, toNumber } from "../format/number.ts";
 import { exponentOfTwo, splitPowers } from "../format/power.ts";
 import { formatSpecValue, isPower } from "../format/spec.ts";
 import { words } from "../format/words.ts";
@@ -134,6 +134,11 @@ export function InitialScale({ run }: { run: Run }) {
   if (precision !== "fp16") return <span className="ink-3">{NOT_MEASURED}</span>;
   if (scale.static !== null && scale.static !== undefined) return <LossScale value={scale.static} />;
   return <Power exponent={scale.initial_power} />;
+}
+
+/** The scale a run ends with or has now; DeepSpeed's 1 of a precision that has none is nobody's. */
+export function FinalScale({ run }: { run: Run }) {
+  return <LossScale value={run.spec.precision === "fp16" ? toNumber(run.summary?.final_loss_scale) : null} />;
 }
 
 /** A measured number; nan and the infinities stand out, "not measured" is a dash. */

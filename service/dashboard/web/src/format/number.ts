@@ -49,6 +49,17 @@ export function formatLoss(value: number | null | undefined): string {
   return size >= 1e-3 && size < 1000 ? value.toFixed(size < 0.1 ? 4 : 3).replace("-", MINUS) : formatScalar(value);
 }
 
+/** Write numbers that stand beside each other with the digits that tell those apart that differ. */
+export function apart(values: readonly (number | null)[]): string[] {
+  const distinct = new Set(values.filter((value) => value !== null)).size;
+  for (let digits = 4; digits < 17; digits += 1) {
+    const texts = values.map((value) => formatScalar(value, digits));
+    const written = new Set(texts.filter((_, index) => values[index] !== null)).size;
+    if (written === distinct) return texts;
+  }
+  return values.map((value) => (value === null ? NOT_MEASURED : String(value)));
+}
+
 export function formatDelta(value: number | null): string {
   if (value === null) return NOT_MEASURED;
   if (!Number.isFinite(value)) return nonfiniteWord(value);

@@ -62,6 +62,13 @@ export function describeSpec(spec: RunSpec): string {
 }
 
 /** The same line of what several runs have in common; what sets them apart is left out. */
+/** How a run's steps are ordered; a recorded script's other optimizer has no such order, and is named itself. */
+export function orderingWords({ task, step_ordering: ordering }: RunSpec): string {
+  const { name, optimizer } = (task ?? {}) as { name?: string; optimizer?: string | null };
+  if (name !== "external" || optimizer?.toLowerCase().includes("muon")) return ordering as string;
+  return optimizer ?? "another optimizer";
+}
+
 export function describeShared(specs: readonly RunSpec[]): string {
   const [first = [], ...rest] = specs.map(describedParts);
   return first.filter((part) => rest.every((parts) => parts.includes(part))).join(" · ");

@@ -3,7 +3,7 @@
 import type { Run } from "../../api/types.ts";
 import { plannedSteps } from "../../format/steps.ts";
 import { RunLink } from "../../components/RunLink.tsx";
-import { LossScale, OrderingMark, Scalar, StatusMark, VerdictChip } from "../../components/marks.tsx";
+import { FinalScale, OrderingMark, Scalar, StatusMark, VerdictChip } from "../../components/marks.tsx";
 import { formatInteger, formatLoss, formatScalar, toNumber } from "../../format/number.ts";
 import { Figure } from "../run/RunHeader.tsx";
 import { runShare } from "../runs/columns.tsx";
@@ -24,7 +24,7 @@ export function CompareCard({ run, label }: { run: Run; label: string }) {
         <Figure label="Overflows">{formatInteger(summary?.overflows)}</Figure>
         <Figure label="Discarded">{formatInteger(summary?.discarded)}</Figure>
         <Figure label="Scale">
-          <LossScale value={toNumber(summary?.final_loss_scale)} />
+          <FinalScale run={run} />
         </Figure>
         <Figure label="Loss">
           <Scalar value={toNumber(summary?.last_loss)} format={formatLoss} />

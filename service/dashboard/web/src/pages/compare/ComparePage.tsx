@@ -24,7 +24,7 @@ import { changeQuery, href, Link, navigate, usePlace } from "../../routing/route
 import { rangeWords } from "../run/StepsView.tsx";
 import { compareHref } from "../runs/links.ts";
 import { CompareCard } from "./CompareCard.tsx";
-import { ConfigDifference, CostBox } from "./DifferenceBoxes.tsx";
+import { ConfigDifference, CostBox, LossBox } from "./DifferenceBoxes.tsx";
 import { Finding } from "./Finding.tsx";
 import { landmarks, useComparisons } from "./useComparisons.ts";
 import { useRuns } from "./useRuns.ts";
@@ -177,6 +177,7 @@ function Compared({ runs, ids }: { runs: Run[]; ids: string[] }) {
           <Readout traces={drawn} step={chart.shown} isLocked={chart.locked !== null} />
           {!isApplied && <OverflowTable traces={traces} locked={chart.locked} onLock={chart.onLock} />}
           <ConfigDifference runs={runs} labels={labels} />
+          <LossBox each={comparisons.each} runs={runs} labels={labels} />
           <CostBox each={comparisons.each} runs={runs} labels={labels} />
         </aside>
       </div>

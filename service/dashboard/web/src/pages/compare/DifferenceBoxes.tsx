@@ -1,11 +1,12 @@
-/** What sets the runs apart: fields of their specs, and what they cost. */
+/** What sets the runs apart: fields of their specs, how their losses ended, and what they cost. */
 
 import type { Comparison, Run } from "../../api/types.ts";
 import { Box, TableHead, type HeadCell } from "../../components/Box.tsx";
 import { SpecRow } from "../../components/SpecRow.tsx";
-import { formatBytes, formatInteger } from "../../format/number.ts";
+import { apart, formatBytes, formatInteger, toNumber } from "../../format/number.ts";
 import { differences, flatten, isLabel } from "../../format/spec.ts";
 import { formatSeconds } from "../../format/time.ts";
+import { lowerLoss } from "./notes.ts";
 
 export function ConfigDifference({ runs, labels }: { runs: readonly Run[]; labels: readonly string[] }) {
   const rows = differences(runs.map((run) => run.spec)).filter(({ path }) => !isLabel(path));
@@ -42,6 +43,61 @@ interface CostProps {
   each: readonly (Comparison | undefined)[];
   runs: readonly Run[];
   labels: readonly string[];
+}
+
+type Learned = Comparison["learning"]["a"];
+
+/** How each run's loss ended, and whose stays below the first one's. */
+export function LossBox({ each, runs, labels }: CostProps) {
+  const known = each.filter((comparison) => comparison !== undefined);
+  const [first] = known;
+  if (first === undefined || known.length < each.length) return null;
+  const sides = [first.learning.a, ...known.map(({ learning }) => learning.b)];
+  if (sides.every(({ last }) => last === null)) return null;
+  const lower = known.flatMap((comparison, index) => lowerLoss(comparison, labels[0] ?? "A", labels[index + 1] ?? "B") ?? []);
+  return (
+    <Box title="Loss">
+      <table className="grid-table">
+        <TableHead cells={["Of the run", ...runHeads(runs, labels)]} />
+        <tbody>
+          <LossRow label="Last" sides={sides} of={({ last }) => toNumber(last)} />
+          <LossRow label="Lowest" sides={sides} of={({ lowest }) => lowest} at={({ lowest_step: step }) => step} />
+          <LossRow label="Mean, last 10 % applied" sides={sides} of={({ mean_of_last: mean }) => toNumber(mean)} />
+        </tbody>
+      </table>
+      {lower.length > 0 && (
+        <div className="body ink-2">
+          {lower.map((sentence) => (
+            <p key={sentence}>{sentence}</p>
+          ))}
+        </div>
+      )}
+    </Box>
+  );
+}
+
+interface LossRowProps {
+  label: string;
+  sides: readonly Learned[];
+  of: (side: Learned) => number | null;
+  at?: (side: Learned) => number | null;
+}
+
+function LossRow({ label, sides, of, at }: LossRowProps) {
+  const texts = apart(sides.map(of));
+  return (
+    <tr>
+      <td>{label}</td>
+      {sides.map((side, index) => {
+        const step = at?.(side) ?? null;
+        return (
+          <td key={index}>
+            {texts[index]} {step !== null && <span className="ink-3">at {formatInteger(step)}</span>}
+          </td>
+        );
+      })}
+    </tr>
+  );
 }
 
 type Ratio = Comparison["cost"]["step_time_s"];

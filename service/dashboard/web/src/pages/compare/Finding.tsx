@@ -6,6 +6,7 @@ import { OrderingMark, Sentence } from "../../components/marks.tsx";
 import { formatInteger } from "../../format/number.ts";
 import { words } from "../../format/words.ts";
 import { poisonedSince } from "../runs/columns.tsx";
+import { notes } from "./notes.ts";
 import type { Comparisons } from "./useComparisons.ts";
 
 interface Props {
@@ -17,7 +18,8 @@ interface Props {
 
 export function headline({ first_divergence: divergence, bit_equal_until: until }: Comparison): string {
   if (divergence) return `First divergence at step ${formatInteger(divergence.step)}.`;
-  if (until === null) return "Nothing to compare yet.";
+  // Equal until step 0 is never equal: the one record begins after the other, and the explanation says so.
+  if (!until) return "Nothing to compare yet.";
   return `Bit-equal until step ${formatInteger(until)}.`;
 }
 
@@ -43,6 +45,11 @@ export function Finding({ comparisons, runs, labels, onZoom }: Props) {
             </p>
           ),
         )}
+        {noted(each, labels).map((note) => (
+          <p key={note} className="ink-2">
+            {note}
+          </p>
+        ))}
         <SharedProof each={each} />
       </div>
       {onZoom && (
@@ -54,6 +61,14 @@ export function Finding({ comparisons, runs, labels, onZoom }: Props) {
   );
 }
 
+/** The notes on all the pairs; what is said of the first run is said once. */
+function noted(each: Comparisons["each"], labels: readonly string[]): string[] {
+  const all = each.flatMap((comparison, index) =>
+    comparison === undefined ? [] : notes(comparison, labels[0] ?? "A", labels[index + 1] ?? "B"),
+  );
+  return [...new Set(all)];
+}
+
 function One({ comparison }: { comparison: Comparison | undefined }) {
   if (comparison === undefined) return null;
   return (
@@ -62,7 +77,7 @@ function One({ comparison }: { comparison: Comparison | undefined }) {
       {comparison.first_divergence?.parameter && (
         <span className="ink-2">
           {" "}
-          Most of all in <code>{comparison.first_divergence.parameter}</code>.
+          Most of all in the momentum of <code>{comparison.first_divergence.parameter}</code>.
         </span>
       )}
     </p>

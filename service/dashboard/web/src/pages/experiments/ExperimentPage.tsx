@@ -7,7 +7,7 @@ import { useResource } from "../../api/resource.ts";
 import type { Comparison, Experiment, Run } from "../../api/types.ts";
 import { Key } from "../../components/controls.tsx";
 import { useShortcuts } from "../../components/keyboard.tsx";
-import { LossScale, OrderingMark, SpecValue } from "../../components/marks.tsx";
+import { FinalScale, OrderingMark, SpecValue } from "../../components/marks.tsx";
 import { ErrorState, LoadingState } from "../../components/states.tsx";
 import { useTitle } from "../../components/title.ts";
 import { capitalised } from "../../format/words.ts";
@@ -213,7 +213,7 @@ function PairFigures({ pair, comparison }: { pair: Run[]; comparison: Comparison
         {pair.map((run, index) => (
           <span key={run.id}>
             {index > 0 && " / "}
-            <LossScale value={toNumber(run.summary?.final_loss_scale)} />
+            <FinalScale run={run} />
           </span>
         ))}
       </Entry>

@@ -1,6 +1,6 @@
 /** An experiment with many orderings: one row a run, those that differ in their ordering alone below each other. */
 
-import { LossScale, OrderingMark, Scalar, SpecValue } from "../../components/marks.tsx";
+import { FinalScale, OrderingMark, Scalar, SpecValue } from "../../components/marks.tsx";
 import { formatInteger, formatScalar, toNumber } from "../../format/number.ts";
 import { fieldLabel, type MatrixCell, type MatrixRow } from "./matrix.ts";
 import type { TableProps } from "./MatrixTable.tsx";
@@ -85,7 +85,7 @@ function Figures({ cell }: { cell: MatrixCell }) {
     <>
       <td>{formatInteger(summary?.overflows)}</td>
       <td>
-        <LossScale value={toNumber(summary?.final_loss_scale)} />
+        <FinalScale run={cell.run} />
       </td>
       <td>
         <Scalar value={toNumber(summary?.max_weight_motion)} format={(value) => formatScalar(value, 4)} />

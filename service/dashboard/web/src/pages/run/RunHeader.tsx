@@ -6,11 +6,11 @@ import type { Run, RunPage } from "../../api/types.ts";
 import { plannedSteps } from "../../format/steps.ts";
 import { ConfirmButton, Key } from "../../components/controls.tsx";
 import { useShortcuts } from "../../components/keyboard.tsx";
-import { LossScale, OrderingMark, ProgressBar, Scalar, Sentence, StatusMark, VerdictChip } from "../../components/marks.tsx";
+import { FinalScale, OrderingMark, ProgressBar, Scalar, Sentence, StatusMark, VerdictChip } from "../../components/marks.tsx";
 import { Elapsed, useNow } from "../../components/time.tsx";
 import { showError, showToast } from "../../components/toast.tsx";
 import { formatInteger, formatLoss, formatScalar, toNumber } from "../../format/number.ts";
-import { describeSpec, sharedWithPair } from "../../format/spec.ts";
+import { describeSpec, orderingWords, sharedWithPair } from "../../format/spec.ts";
 import { formatDuration } from "../../format/time.ts";
 import { capitalised, TERMINAL, words } from "../../format/words.ts";
 import { href, Link, navigate } from "../../routing/router.tsx";
@@ -37,7 +37,7 @@ export function RunHeader({ run, onChanged }: Props) {
         <RunActions run={run} onChanged={onChanged} />
       </div>
       <div className="card run-card-head">
-        <OrderingMark ordering={run.spec.step_ordering} />
+        <OrderingMark ordering={run.spec.step_ordering} label={orderingWords(run.spec)} />
         <VerdictChip verdict={run.verdict} />
         <StatusMark status={run.status} share={runShare(run)} />
         <Progress run={run} />
@@ -92,7 +92,7 @@ function Figures({ run }: { run: Run }) {
       <Figure label="Overflows">{formatInteger(summary.overflows)}</Figure>
       <Figure label="Discarded">{formatInteger(summary.discarded)}</Figure>
       <Figure label="Scale">
-        <LossScale value={toNumber(summary.final_loss_scale)} />
+        <FinalScale run={run} />
       </Figure>
       <Figure label="Loss">
         <Scalar value={toNumber(summary.last_loss)} format={formatLoss} />

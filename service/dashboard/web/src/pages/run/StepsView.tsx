@@ -4,6 +4,7 @@ import { useMemo } from "react";
 
 import { runPath } from "../../api/client.ts";
 import type { Run } from "../../api/types.ts";
+import { orderingWords } from "../../format/spec.ts";
 import { plannedSteps } from "../../format/steps.ts";
 import { ChartStack } from "../../charts/ChartStack.tsx";
 import { traceIdentity } from "../../charts/identity.ts";
@@ -27,7 +28,7 @@ const LAST_STEPS = 5000;
 
 export function StepsView({ run }: { run: Run }) {
   const window = useWindow();
-  const identity = traceIdentity(run, run.spec.step_ordering);
+  const identity = traceIdentity(run, orderingWords(run.spec));
   const identityKey = JSON.stringify(identity);
   const requests = useMemo(() => [{ identity, run }], [identityKey, run]);
   const { traces, error, isLoading } = useTraces(requests, window);

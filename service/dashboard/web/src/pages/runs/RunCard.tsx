@@ -5,8 +5,9 @@ import { memo } from "react";
 import type { Run } from "../../api/types.ts";
 import { plannedSteps } from "../../format/steps.ts";
 import { RunLink } from "../../components/RunLink.tsx";
-import { InitialScale, LossScale, OrderingMark, ProgressBar, StatusMark, VerdictChip } from "../../components/marks.tsx";
-import { formatInteger, toNumber } from "../../format/number.ts";
+import { InitialScale, FinalScale, OrderingMark, ProgressBar, StatusMark, VerdictChip } from "../../components/marks.tsx";
+import { formatInteger } from "../../format/number.ts";
+import { orderingWords } from "../../format/spec.ts";
 import { MomentumCell, runShare } from "./columns.tsx";
 
 interface Props {
@@ -33,7 +34,7 @@ export const RunCard = memo(function RunCard({ run, isSelected, onToggle }: Prop
         </div>
         <div className="row ink-2">
           <StatusMark status={run.status} share={runShare(run)} />
-          <OrderingMark ordering={run.spec.step_ordering} />
+          <OrderingMark ordering={run.spec.step_ordering} label={orderingWords(run.spec)} />
           <span>
             ZeRO {run.spec.zero_stage} · <InitialScale run={run} />
           </span>
@@ -42,7 +43,7 @@ export const RunCard = memo(function RunCard({ run, isSelected, onToggle }: Prop
           <span>{formatInteger(run.summary?.steps ?? 0)}</span>
           <ProgressBar share={runShare(run)} label={`${run.name}: steps recorded of ${plannedSteps(run)}`} />
           <span>
-            scale <LossScale value={toNumber(run.summary?.final_loss_scale)} />
+            scale <FinalScale run={run} />
           </span>
           <span className="clip">
             ‖m‖ <MomentumCell run={run} />

@@ -6,7 +6,7 @@ import type { Run } from "../../api/types.ts";
 import { plannedSteps } from "../../format/steps.ts";
 import {
   InitialScale,
-  LossScale,
+  FinalScale,
   MovedDots,
   OrderingMark,
   ProgressBar,
@@ -18,6 +18,7 @@ import { RunLink } from "../../components/RunLink.tsx";
 import { LossSparkline } from "../../components/Sparkline.tsx";
 import { Ago, Elapsed } from "../../components/time.tsx";
 import { formatInteger, formatLoss, formatScalar, plural, toNumber } from "../../format/number.ts";
+import { orderingWords } from "../../format/spec.ts";
 
 export interface RunColumn {
   id: string;
@@ -98,7 +99,7 @@ export const COLUMNS: readonly RunColumn[] = [
     label: "Ordering",
     width: 100,
     sort: "step_ordering",
-    cell: (run) => <OrderingMark ordering={run.spec.step_ordering} />,
+    cell: (run) => <OrderingMark ordering={run.spec.step_ordering} label={orderingWords(run.spec)} />,
   },
   { id: "stage", label: "ZeRO", width: 48, isNumeric: true, sort: "zero_stage", cell: (run) => run.spec.zero_stage },
   {
@@ -137,7 +138,7 @@ export const COLUMNS: readonly RunColumn[] = [
     width: 72,
     isNumeric: true,
     sort: "final_loss_scale",
-    cell: (run) => (hasRecord(run) ? <LossScale value={toNumber(run.summary?.final_loss_scale)} /> : dash),
+    cell: (run) => (hasRecord(run) ? <FinalScale run={run} /> : dash),
   },
   {
     id: "overflows",

@@ -1,0 +1,46 @@
+"""What a recorded quantity is in a run: under one name two runs may have recorded two. Pure."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from muonscope.contract.spec_facts import clip_scope, has_loss_scale
+from muonscope.contract.status import Implementation, MomentumUnit
+from service.columns import StepColumns
+
+_MOMENTUM: Final = {
+    MomentumUnit.UNSCALED: "the norm of the momentum",
+    MomentumUnit.LOSS_SCALED: "the norm of the momentum times the loss scale",
+    None: "a norm whose unit was not recorded",
+}
+
+
+def meaning(name: str, spec: Mapping[str, Any], unit: MomentumUnit | None) -> str | None:
+    """Say what a run recorded under this name; None where every run records the same."""
+    if name == "grad_norm":
+        # muon_core records the gradient's whatever it clips: DeepSpeed takes the norm before any update is there.
+        is_native = spec.get("implementation") == Implementation.DEEPSPEED
+        return f"the norm of the {clip_scope(spec) if is_native else 'gradient'}"
+    if name == "momentum_norm":
+        return _MOMENTUM[unit if has_loss_scale(spec) or unit is None else MomentumUnit.UNSCALED]
+    return None
+
+
+def clipping(spec: Mapping[str, Any], columns: StepColumns) -> dict[str, Any] | None:
+    """Say how often clipping acted; None where there is none.
+
+    Returns:
+        The `limit`, the `scope`, how many `applied` steps say what was measured, and of them those on which clipping
+        `acted`: null where the recorded norm is not the one that was clipped by.
+    """
+    limit = spec.get("gradient_clipping")
+    if not limit:
+        return None
+    scope = clip_scope(spec)
+    is_recorded = meaning("grad_norm", spec, None) == f"the norm of the {scope}"
+    measured = ~columns.discarded & columns.measured["grad_norm"]
+    norms = columns.values["grad_norm"][measured]
+    acted = int(np.count_nonzero(norms > limit)) if is_recorded and len(norms) else None
+    applied = len(norms) if is_recorded else int((~columns.discarded).sum())
+    return {"limit": limit, "scope": scope, "applied": applied, "acted": acted}
