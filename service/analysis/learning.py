@@ -19,11 +19,14 @@ def learned(columns: StepColumns) -> dict[str, Any]:
     applied = np.flatnonzero(measured & ~columns.discarded)
     lowest = np.flatnonzero(finite)[np.argmin(losses[finite])] if finite.any() else None
     last = applied[-max(1, round(len(applied) * _SHARE_OF_LAST)) :]
+    # Of infinities, or of what adds up to one, the mean is what arithmetic makes of it, and no warning.
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = float(losses[last].mean()) if len(last) else None
     return {
         "last": encode_number(float(losses[at[-1]])) if len(at) else None,
         "lowest": None if lowest is None else float(losses[lowest]),
         "lowest_step": None if lowest is None else int(columns.step[lowest]),
-        "mean_of_last": encode_number(float(losses[last].mean())) if len(last) else None,
+        "mean_of_last": encode_number(mean),
         "mean_of_last_steps": len(last),
     }
 

@@ -24,6 +24,13 @@ def test_discarded_steps_are_no_part_of_the_mean_and_non_finite_losses_are_never
     assert (found["last"], found["lowest"], found["lowest_step"], found["mean_of_last"]) == ("-Infinity", 1.0, 2, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("losses", "mean"), [([INF, -INF], "NaN"), ([1e308, 1e308], "Infinity"), ([INF, 1.0], "Infinity")]
+)
+def test_a_mean_that_is_no_number_is_told_as_what_it_is(losses: list[float], mean: str) -> None:
+    assert learned(columns(20, loss=[1.0] * 18 + losses))["mean_of_last"] == mean
+
+
 @pytest.mark.parametrize("losses", [[], [None, None]])
 def test_a_record_without_losses_has_nothing_to_sum_up(losses: list[float | None]) -> None:
     assert set(learned(columns(len(losses), loss=losses)).values()) == {None, 0}
