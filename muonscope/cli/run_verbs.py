@@ -156,7 +156,7 @@ def show(
     for name, text in facts:
         screen.line(f"{name.ljust(width)}  {text}")
     tables = (
-        (("attempt", "status", "failure", "steps", "phases", "ray job"), run_views.attempt_rows(shown)),
+        (run_views.ATTEMPT_COLUMNS, run_views.attempt_rows(shown)),
         (run_views.RANK_COLUMNS, run_views.rank_rows(shown) if with_ranks else []),
         (run_views.PARAMETER_COLUMNS, run_views.parameter_rows(parameters)),
         (run_views.STEP_COLUMNS, run_views.step_rows(last)),
@@ -165,6 +165,9 @@ def show(
         if rows:
             screen.line()
             screen.table(columns, rows)
+        if rows and columns is run_views.ATTEMPT_COLUMNS:
+            for line in run_views.phase_lines(shown):
+                screen.line(line)
 
 
 def watch(run_id: RunId, url: Url = None, as_json: Json = False) -> None:

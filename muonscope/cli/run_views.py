@@ -13,12 +13,15 @@ if TYPE_CHECKING:
     from muonscope.client import Parameter, Run, Step
 
 RUN_COLUMNS: Final = ("run", "name", "status", "verdict", "steps", "overflows", "discarded", "scale", "moved", "age")
+ATTEMPT_COLUMNS: Final = ("attempt", "status", "failure", "steps", "first step after", "ray job")
 RANK_COLUMNS: Final = ("rank", "node", "device", "GPU", "local rank", "pid")
 PARAMETER_COLUMNS: Final = ("parameter", "shape", "route", "why")
 STEP_COLUMNS: Final = ("step", "overflow", "discarded", "loss scale", "loss", "gradient norm", "momentum norm")
 
 
 def run_row(run: "Run") -> list[str]:
+    from muonscope.contract.spec_facts import has_loss_scale
+
     summary = run.summary
     return [
         run.id,
@@ -28,7 +31,7 @@ def run_row(run: "Run") -> list[str]:
         _steps(run, "/"),
         number(summary.overflows),
         number(summary.discarded),
-        number(summary.final_loss_scale),
+        number(summary.final_loss_scale) if has_loss_scale(run.spec) else NOT_MEASURED,
         moved(run),
         age(run.created_at),
     ]
@@ -160,7 +163,7 @@ def attempt_rows(run: "Run") -> list[list[str]]:
                 attempt.status,
                 failure,
                 stored,
-                _phases(attempt.phases),
+                _first_step(attempt.phases),
                 attempt.ray_job or NOT_MEASURED,
             ]
         )
@@ -196,13 +199,21 @@ def step_rows(steps: Iterable["Step"]) -> list[list[str]]:
     ]
 
 
-def _phases(phases: dict[str, float]) -> str:
-    """How long it took to the first step, and each phase with the seconds since the one before."""
-    ordered = sorted(phases.items(), key=lambda phase: phase[1])
-    text = ", ".join(f"{name} {at - before:.1f} s" for (_, before), (name, at) in pairwise(ordered))
-    if "submitted" in phases and "first_step" in phases:
-        return f"first step after {phases['first_step'] - phases['submitted']:.1f} s: {text}"
-    return text
+def phase_lines(run: "Run") -> list[str]:
+    """What each attempt's time until its first step, and after its last one, went into."""
+    lines = []
+    for attempt in run.attempts:
+        ordered = sorted(attempt.phases.items(), key=lambda phase: phase[1])
+        spent = ", ".join(f"{name} {at - before:.1f} s" for (_, before), (name, at) in pairwise(ordered))
+        if spent:
+            lines.append(f"attempt {attempt.number}: {spent}")
+    return lines
+
+
+def _first_step(phases: dict[str, float]) -> str:
+    if "submitted" not in phases or "first_step" not in phases:
+        return NOT_MEASURED
+    return f"{phases['first_step'] - phases['submitted']:.1f} s"
 
 
 def _steps(run: "Run", of: str) -> str:

@@ -232,7 +232,10 @@ def test_show_has_the_evidence_the_phases_and_the_last_steps(command: RunCommand
 
     assert "dies, step 17" in out
     assert "overflow at loss scale 1" in out
-    assert "first step after 4.0 s: driver_started 1.5 s, first_step 2.5 s" in out
+    assert "attempt 1: driver_started 1.5 s, first_step 2.5 s" in out
+    header, row = (line for line in out.splitlines() if line.startswith(("attempt  ", "1  ")))
+    assert row[header.index("first step after") :].startswith("4.0 s")
+    assert max(len(line) for line in out.splitlines()) < 100
     assert "nan" in out.splitlines()[-1]
     assert service.requests[-1].url.params["start"] == "12"
 
@@ -243,6 +246,18 @@ def attempt_with_ranks(labels: list[str]) -> dict[str, Any]:
         {"rank": 1, "node": "10.0.0.2", "pid": 71, "device": "cpu", "device_id": None, "local_rank": 0},
     ]
     return {"id": "run-r1-a1", "number": 1, "status": "running", "ranks": ranks, "environment": {"labels": labels}}
+
+
+@pytest.mark.parametrize(("precision", "scale"), [("fp16", "32768"), ("bf16", "–")])
+def test_ls_shows_no_loss_scale_of_a_precision_that_has_none(
+    precision: str, scale: str, command: RunCommand, service: FakeService
+) -> None:
+    run = run_json(spec={"precision": precision, "steps": 30}, summary={"steps": 30, "final_loss_scale": 32768.0})
+    service.answers["GET", "/runs"] = {"runs": [run], "next_cursor": None}
+
+    header, row = (line.split("  ") for line in command("ls").out.splitlines())
+    cells = [[cell.strip() for cell in line if cell.strip()] for line in (header, row)]
+    assert dict(zip(*cells, strict=True))["scale"] == scale
 
 
 @pytest.mark.parametrize("labels", [["fp16 emulated on CPU"], []])
