@@ -34,21 +34,30 @@ def import_record(
     """Keep a record that was made elsewhere: a record file's runs whole, a monitor's folder as one run."""
     screen = Screen(as_json)
     with open_client(url) as client:
-        runs = _import_file(client, path, screen) if path.is_file() else [_import_folder(client, path, name)]
+        if path.is_file():
+            _import_file(client, path, screen)
+            return
+        run = _import_folder(client, path, name)
     if as_json:
-        screen.json(runs)
-    for run in () if as_json else runs:
+        screen.json([run])
+    else:
         screen.line(f"{run.id} holds {run.summary.steps} steps of {run.name}")
 
 
-def _import_file(client: "Client", path: Path, screen: Screen) -> "list[Run]":
+def _import_file(client: "Client", path: Path, screen: Screen) -> None:
     from muonscope.cli.record_files import read_records
     from muonscope.client.calls import import_run
 
     kept = []
     for record in read_records(path, lambda line: screen.progress(line)):
-        kept.append(client.send(import_run(record)))
-    return kept
+        run, is_new = client.send(import_run(record))
+        kept.append(run)
+        if not screen.as_json:
+            # What printed the old id is often a log, and nothing answers to it here.
+            here = "here" if is_new else "already here"
+            screen.line(f"{record.id} is run {run.id} {here}: {run.summary.steps} steps of {run.name}")
+    if screen.as_json:
+        screen.json(kept)
 
 
 def _import_folder(client: "Client", path: Path, name: str | None) -> "Run":

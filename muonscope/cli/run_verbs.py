@@ -1,6 +1,7 @@
 """Verbs about runs: submit, run, ls, show, watch, compare, logs, stop, retry, tag, export."""
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -96,8 +97,12 @@ def _recording_client(record: Path | None, task: str | None, screen: Screen) -> 
 
     file = (record or Path("muonscope-record.db")).absolute()
     with standalone_service(file, screen, task=task) as client:
-        yield client
-    screen.progress(f"the record is in {file}: `muonscope import {file}` brings it to a service")
+        try:
+            yield client
+        finally:
+            # Whatever the verdict is.
+            command = f"muonscope import {shlex.quote(str(file))}"
+            screen.progress(f"the record is in {file}: `{command}` brings it to a service, under another id")
 
 
 def ls(

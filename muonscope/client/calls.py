@@ -49,6 +49,8 @@ class Call(Generic[Answer]):
     is_repeatable: bool = True
     """Whether sending it twice has the effect of sending it once."""
     is_text: bool = False
+    tells_new: bool = False
+    """Whether `parse` takes a pair: what else it takes, and whether the call made it (201)."""
 
 
 def submit_run(spec: Spec, idempotency_key: str | None = None) -> Call[Run]:
@@ -70,9 +72,14 @@ def start_recording(spec: RunSpec) -> Call[RecordingStarted]:
     return Call("POST", "/recordings", RecordingStarted.model_validate, body=body, is_repeatable=False)
 
 
-def import_run(record: RunRecord) -> Call[Run]:
+def import_run(record: RunRecord) -> Call[tuple[Run, bool]]:
+    """Answered by the run that the record is now, and whether it was none before."""
     body = record.model_dump(mode="json", exclude_none=True)
-    return Call("POST", "/imports/runs", Run.model_validate, body=body, is_repeatable=False)
+    return Call("POST", "/imports/runs", _run_and_newness, body=body, is_repeatable=False, tells_new=True)
+
+
+def _run_and_newness(answer: tuple[Any, bool]) -> tuple[Run, bool]:
+    return Run.model_validate(answer[0]), answer[1]
 
 
 def get_run(run_id: str) -> Call[Run]:

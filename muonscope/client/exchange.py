@@ -120,7 +120,8 @@ def read_answer(call: Call[Answer], response: httpx.Response) -> Answer:
     if not response.is_success:
         raise read_problem(response)
     try:
-        return call.parse(response.text if call.is_text else response.json())
+        answer = response.text if call.is_text else response.json()
+        return call.parse((answer, response.status_code == httpx.codes.CREATED) if call.tells_new else answer)
     except (ValidationError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnexpectedAnswer(str(response.url), _first_line(error)) from error
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Final
 
-from fastapi import Query, Request
+from fastapi import Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import ValidationError
 
@@ -60,9 +60,13 @@ async def import_steps(
 
 @router.post("/runs", status_code=201, response_model=RunOut, summary="Keep a whole run that ended elsewhere")
 def import_run(
-    record: RunRecord, database: DatabaseDependency, controller: ControllerDependency, caller: CallerDependency
+    record: RunRecord,
+    response: Response,
+    database: DatabaseDependency,
+    controller: ControllerDependency,
+    caller: CallerDependency,
 ) -> RunOut:
-    """One transaction: the run is here with all its steps and its verdict, or not at all. Again, it is the same run."""
+    """One transaction: the run is here with all its steps and its verdict, or not at all. Again, 200: the same run."""
     batches = [_decode(_bytes_of(batch)) for batch in record.batches]
     steps = [step for batch in batches for step in batch.steps]
     _refuse_disorder(steps)
@@ -75,6 +79,7 @@ def import_run(
     with database.write() as session:
         earlier = RunRepository(session).find_by_key(key)
         if earlier is not None:
+            response.status_code = 200
             return present_run(earlier)
         first_step = steps[0] if steps else 0
         attempt, _ = begin_recording(

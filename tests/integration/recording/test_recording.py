@@ -139,7 +139,10 @@ def test_a_record_file_is_imported_whole_and_once(
 
     first, again = (json.loads(command("import", str(file), "--json").out) for _ in range(2))
 
+    printed = command("import", str(file)).out
+
     (run,) = first
+    assert printed.startswith(f"{done['run_id']} is run {run['id']} already here: {loops.STEPS} steps of ")
     assert again[0]["id"] == run["id"] != done["run_id"]
     assert (run["status"], run["verdict"]["name"], run["summary"]["steps"]) == ("succeeded", "trains", loops.STEPS)
     assert run["attempts"][0]["initial_parameters_hash"]

@@ -95,13 +95,17 @@ def test_alone_it_trains_into_a_file_that_a_service_takes_in_later_and_once(
         "run", "--standalone", "spec.json", "--record", "record.db", spec={**DYING, "name": "alone2"}
     )
     assert other == 3, died
+    assert f"muonscope import {tmp_path / 'record.db'}" in died.splitlines()[-1]
 
     here = Shell(tmp_path, {"MUONSCOPE_URL": installation.url})
     first, said = here.run("import", "record.db")
-    again, _ = here.run("import", "record.db")
+    again, repeated = here.run("import", "record.db")
 
     assert (first, again) == (0, 0), said
     run = the_run(installation, "alone")
+    old_id = re.findall(r"^run (\w+)$", printed, re.MULTILINE)[0]
+    assert f"{old_id} is run {run['id']} here: 6 steps of alone" in said
+    assert f"{old_id} is run {run['id']} already here" in repeated
     assert (run["status"], run["verdict"]["name"]) == ("succeeded", "trains")
     assert installation.steps(run["id"]) == list(range(6))
     assert the_run(installation, "alone2")["verdict"]["name"] == "dies"

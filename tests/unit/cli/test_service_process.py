@@ -1,6 +1,7 @@
 """A service for one command: found, or started, waited for and ended."""
 
 import os
+import shlex
 import socket
 import sys
 import textwrap
@@ -8,8 +9,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+import typer
 
-from muonscope.cli import service_process
+from muonscope.cli import run_verbs, service_process
 from muonscope.cli.screen import Screen
 from muonscope.cli.service_process import service_for
 from muonscope.client import ClientSettings
@@ -267,6 +269,18 @@ def test_a_task_of_ones_own_is_allowed_and_found_where_the_command_is_typed_and_
         "MUONSCOPE_ALLOW_TASKS": "other:build,mine:build", "PYTHONPATH": f"/elsewhere{os.pathsep}{tmp_path}",
     }  # fmt: skip
     assert service_process._own_code(None) == {}
+
+
+def test_whatever_the_verdict_is_the_command_that_imports_the_record_is_named_and_can_be_typed(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "my record.db"
+
+    with pytest.raises(typer.Exit), run_verbs._recording_client(file, None, Screen()):
+        raise typer.Exit(3)
+
+    command = capsys.readouterr().err.splitlines()[-1].split("`")[1]
+    assert shlex.split(command) == ["muonscope", "import", str(file)]
 
 
 def test_a_service_for_one_command_takes_nothing_from_what_is_said_of_another_one(

@@ -387,7 +387,7 @@ export interface paths {
         put?: never;
         /**
          * Keep a whole run that ended elsewhere
-         * @description One transaction: the run is here with all its steps and its verdict, or not at all. Again, it is the same run.
+         * @description One transaction: the run is here with all its steps and its verdict, or not at all. Again, 200: the same run.
          */
         post: operations["import_run_imports_runs_post"];
         delete?: never;
