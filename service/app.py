@@ -211,8 +211,9 @@ def _lifespan(
 
 
 async def _stop_ray(local_ray: LocalRay, controller: ControllerLoop, leadership: Leadership) -> None:
-    # Who led once and leads no more leaves the head to the one that has taken it over.
-    keep_running = leadership.another_leads or await run_in_threadpool(controller.has_live_attempts)
+    # Who led once and leads no more leaves the head to the one that has taken it over. A run that was to be stopped
+    # keeps none: nobody would be there to stop it.
+    keep_running = leadership.another_leads or await run_in_threadpool(controller.has_wanted_attempts)
     await local_ray.stop(keep_running=keep_running)
 
 

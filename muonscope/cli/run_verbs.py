@@ -1,4 +1,4 @@
-"""Verbs about runs: submit, run, ls, show, watch, compare, logs, stop, retry, tag, export."""
+"""Verbs about runs: submit, run, ls, show, watch, compare, logs, stop, retry, clone, tag, export."""
 
 import json
 import shlex
@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from muonscope.client import Client, Run, Step
 
 _PANEL = "Runs"
+
+
+# What a run takes to end: its job is asked first, and killed after some seconds.
+_STOP_WAIT_S: Final = 20.0
 
 
 def add_to(app: typer.Typer) -> None:
@@ -87,7 +91,7 @@ def run(
         queued = client.runs.submit(wanted)
         # Whoever reads it in a job's log asks for the run by its id.
         screen.progress(f"run {queued.id}")
-        with _stopped_on_interrupt(client, queued):
+        with _stopped_on_interrupt(client, queued, wait_s=_STOP_WAIT_S if standalone else 0.0):
             _follow(client, queued, screen)
 
 
@@ -321,14 +325,17 @@ def _json_lines(steps: Iterator["Step"]) -> Iterator[str]:
 
 
 @contextmanager
-def _stopped_on_interrupt(client: "Client", run: "Run") -> Iterator[None]:
-    """Stop the run when this process is told to end."""
+def _stopped_on_interrupt(client: "Client", run: "Run", *, wait_s: float) -> Iterator[None]:
+    """Stop the run when this process is told to end, and wait until it has ended where its service ends with it."""
     try:
         with sigterm_interrupts():
             yield
     except KeyboardInterrupt:
         client.runs.stop(run.id)
         print(f"\nstopping {run.id}", file=sys.stderr)
+        deadline = time.monotonic() + wait_s
+        while time.monotonic() < deadline and not client.runs.get(run.id).is_finished:
+            time.sleep(0.2)
         raise typer.Exit(exit_codes.STOPPED) from None
 
 

@@ -114,8 +114,14 @@ def standalone_service(record: Path, screen: Screen, *, task: str | None = None)
         screen.progress("waiting for Ray to start")
         record.parent.mkdir(parents=True, exist_ok=True)
         settings = {"MUONSCOPE_DATABASE_URL": f"sqlite:///{record}", **_own_code(task)}
-        with _child_service(home, port, settings, without=_OF_ANOTHER_SERVICE, token="") as started:
-            yield started
+        try:
+            with _child_service(home, port, settings, without=_OF_ANOTHER_SERVICE, token="") as started:
+                yield started
+        finally:
+            # A service that was killed, or ended before its run did, leaves its Ray to the next one: here is none.
+            from service.controller.local_ray import end_left_head
+
+            end_left_head(home)
 
 
 def _own_code(task: str | None) -> dict[str, str]:

@@ -345,6 +345,15 @@ def find_processes(head_id: str) -> list[psutil.Process]:
     return list(found.values())
 
 
+def end_left_head(home: Path) -> None:
+    """End the head that a service on this home has left, with what runs on it; nothing where there is none."""
+    try:
+        head_id = str(json.loads((home / "ray" / "head.json").read_text())["id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    end_head(head_id)
+
+
 def end_head(head_id: str) -> None:
     """Stop all of a head's processes: SIGTERM, then SIGKILL for those that stay."""
     processes = find_processes(head_id)

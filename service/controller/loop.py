@@ -194,6 +194,11 @@ class ControllerLoop:
         """Whether attempts are live by their rows. Blocks."""
         return bool(self._live_submission_ids())
 
+    def has_wanted_attempts(self) -> bool:
+        """Whether attempts are live that nobody has asked to end. Blocks."""
+        with self._database.read() as session:
+            return AttemptRepository(session).has_wanted_jobs()
+
     def close(self, why: str) -> None:
         """Start nothing more in this process; what is live goes on. Thread-safe."""
         self._closed = why

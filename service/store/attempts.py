@@ -149,6 +149,12 @@ class AttemptRepository:
         query = query.where(Attempt.status.in_(LIVE), Run.task != EXTERNAL_TASK).order_by(Attempt.id)
         return list(self._session.scalars(query))
 
+    def has_wanted_jobs(self) -> bool:
+        """Whether a live attempt's job is one that nobody has asked to end."""
+        query = select(Attempt.id).join(Run, Run.id == Attempt.run_id)
+        wanted = query.where(Attempt.status.in_(LIVE), Run.task != EXTERNAL_TASK, Run.stop_requested.is_(False))
+        return self._session.scalars(wanted.limit(1)).first() is not None
+
     def extend_leases(
         self, *, lease_s: float, start_limit_s: float, recording_lease_s: float, even_shorter: bool = False
     ) -> None:

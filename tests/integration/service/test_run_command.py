@@ -4,13 +4,15 @@ Everything is real: the command is a process of its own, Ray and training includ
 """
 
 import re
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.installation import ENDED, REPOSITORY, STEADY, Installation
+from tests.installation import ENDED, REPOSITORY, STEADY, Installation, processes_with
 from tests.integration.service.shell import Shell
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(400)]
@@ -129,10 +131,13 @@ def test_alone_the_guides_task_of_ones_own_is_found_in_the_folder_and_needs_no_l
 
 def test_alone_a_failure_is_1_and_ctrl_c_is_130(alone: Shell, tmp_path: Path) -> None:
     failed, why = alone.run("run", "--standalone", "spec.json", spec=NOTHING_TO_TRAIN)
+    others = set(processes_with("workers.driver"))
     stopped, printed = alone.interrupt_once_it_trains("run", "--standalone", "spec.json", spec=LONG)
 
     assert failed == 1, why
     assert "config_refused" in why
     assert "no trainable parameter" in why
     assert stopped == 130, printed
-    assert (tmp_path / "muonscope-record.db").exists()
+    assert set(processes_with("workers.driver")) - others == set()
+    with closing(sqlite3.connect(tmp_path / "muonscope-record.db")) as record:
+        assert record.execute("SELECT status FROM run WHERE name = 'long'").fetchall() == [("stopped",)]

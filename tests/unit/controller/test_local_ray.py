@@ -18,6 +18,7 @@ from service.controller.local_ray import (
     Head,
     LocalRay,
     end_head,
+    end_left_head,
     find_processes,
     free_ports,
     make_private,
@@ -178,6 +179,21 @@ def test_ending_a_head_takes_its_descendants_and_nobody_else() -> None:
         for process in (ours, other):
             process.kill()
             process.wait()
+
+
+def test_a_head_that_was_left_behind_is_found_by_its_home_and_ended(tmp_path: Path) -> None:
+    left = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"], env={**os.environ, HEAD_ID_VARIABLE: "test-head-3"}
+    )
+    end_left_head(tmp_path)
+    assert left.poll() is None, "no head is named"
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "head.json").write_text(json.dumps({"id": "test-head-3", "address": "", "gpus": 1}))
+
+    end_left_head(tmp_path)
+
+    assert not psutil.pid_exists(left.pid)
+    left.wait()
 
 
 @pytest.mark.parametrize("has_led", [False, True])

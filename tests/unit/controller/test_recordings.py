@@ -30,6 +30,18 @@ def test_a_recording_keeps_no_service_from_its_end(desk: Desk) -> None:
     record(desk)
 
     assert not desk.loop.has_live_attempts()
+    assert not desk.loop.has_wanted_attempts()
+
+
+def test_a_run_that_is_to_be_stopped_keeps_no_ray_beyond_the_service_and_any_other_does(desk: Desk) -> None:
+    run_id = desk.submit(world_size=2)
+    desk.tick(3)
+    assert desk.loop.has_wanted_attempts()
+
+    desk.request_stop(run_id)
+
+    assert desk.loop.has_live_attempts()
+    assert not desk.loop.has_wanted_attempts()
 
 
 def test_a_silent_recording_is_closed_and_never_started_again(desk: Desk) -> None:
