@@ -1,11 +1,13 @@
 /* Faults below a program, loaded in front of its C library:
 
    FAULT_CLOCK   a file that holds seconds: the wall clock is wrong by so much, from when it is written
-   FAULT_DISK    a folder: after each fsync it gets a copy of that file, which is what a power cut would leave
+   FAULT_DISK    a folder: after each fsync it gets a copy of that file, which is what a power cut would leave,
+                 and loses the database's journals that were unlinked before
 
    Monotonic clocks are left alone, as a changed wall clock leaves them. */
 
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -48,6 +50,21 @@ time_t time(time_t *at) {
     return now.tv_sec;
 }
 
+/* A journalling file system commits names in their order: what was unlinked before a sync does not come back after it. */
+static void forget_what_is_gone(const char *folder, const char *origin) {
+    char there[PATH_MAX], here[PATH_MAX];
+    struct dirent *entry;
+    DIR *kept = opendir(folder);
+    if (kept == NULL) return;
+    while ((entry = readdir(kept)) != NULL) {
+        if (strncmp(entry->d_name, "muonscope.db-", 13) != 0) continue;
+        if (snprintf(there, sizeof there, "%s/%s", origin, entry->d_name) >= (int)sizeof there) continue;
+        if (snprintf(here, sizeof here, "%s/%s", folder, entry->d_name) >= (int)sizeof here) continue;
+        if (access(there, F_OK) != 0) unlink(here);
+    }
+    closedir(kept);
+}
+
 static void keep_what_is_synced(int fd) {
     const char *folder = getenv("FAULT_DISK");
     char link[64], path[PATH_MAX], kept[PATH_MAX], beside[PATH_MAX + 8], block[65536];
@@ -66,6 +83,10 @@ static void keep_what_is_synced(int fd) {
     while ((got = pread(fd, block, sizeof block, at)) > 0 && write(to, block, got) == got) at += got;
     close(to);
     rename(beside, kept);
+    char *name = strrchr(path, '/');
+    if (strncmp(name, "/muonscope.db", 13) != 0) return;
+    *name = 0;
+    forget_what_is_gone(folder, path);
 }
 
 int fsync(int fd) {
