@@ -1,7 +1,11 @@
 """Scripts that record themselves, as the controller's ticks meet them: no job, no GPU, a lease of their own."""
 
+import asyncio
+from unittest.mock import AsyncMock, Mock
+
 from muonscope.contract.run_spec import ExternalTask, RunSpec
 from muonscope.contract.status import AttemptStatus, RunStatus
+from service.app import _stop_ray
 from service.controller.transitions import LEGAL
 from service.recordings import begin_recording
 from service.store.attempts import AttemptRepository
@@ -38,10 +42,20 @@ def test_a_run_that_is_to_be_stopped_keeps_no_ray_beyond_the_service_and_any_oth
     desk.tick(3)
     assert desk.loop.has_wanted_attempts()
 
+    assert _is_ray_kept(desk)
+
     desk.request_stop(run_id)
 
     assert desk.loop.has_live_attempts()
     assert not desk.loop.has_wanted_attempts()
+    assert not _is_ray_kept(desk)
+
+
+def _is_ray_kept(desk: Desk) -> bool:
+    """Ask what the application asks of its Ray when it ends."""
+    local_ray = AsyncMock()
+    asyncio.run(_stop_ray(local_ray, desk.loop, Mock(another_leads=False)))
+    return bool(local_ray.stop.await_args.kwargs["keep_running"])
 
 
 def test_a_silent_recording_is_closed_and_never_started_again(desk: Desk) -> None:
