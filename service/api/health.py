@@ -5,7 +5,7 @@ from service.api.responses import Router
 from service.api.schemas import PROBLEMS
 from service.errors import Unavailable
 
-router = Router(tags=["health"])
+router = Router(tags=["health"], responses=PROBLEMS)
 
 
 @router.get("/healthz")
@@ -14,7 +14,7 @@ async def healthz() -> dict[str, str]:
     return {"status": "alive"}
 
 
-@router.get("/readyz", responses={503: PROBLEMS[503]})
+@router.get("/readyz")
 def readyz(database: DatabaseDependency, controller: ControllerDependency) -> dict[str, str]:
     """Answer 200 when a run submitted now would be stored and started: database, Ray and the loop all work."""
     database.ping()

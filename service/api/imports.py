@@ -15,7 +15,7 @@ from muonscope.contract.status import AttemptStatus
 from muonscope.contract.telemetry import StepBatch, TelemetryError, decode_batch
 from service.api.dependencies import CallerDependency, Controller, ControllerDependency, DatabaseDependency
 from service.api.responses import Router
-from service.api.schemas import PROBLEMS, RunOut, present_run
+from service.api.schemas import PROBLEMS, REPEATED, RunOut, present_run
 from service.conclusion import accept_outcome, close_attempt
 from service.errors import InvalidInput, MalformedRequest
 from service.recordings import begin_recording
@@ -58,7 +58,13 @@ async def import_steps(
     return await run_in_threadpool(_import, database, controller, body, name, source, caller)
 
 
-@router.post("/runs", status_code=201, response_model=RunOut, summary="Keep a whole run that ended elsewhere")
+@router.post(
+    "/runs",
+    status_code=201,
+    response_model=RunOut,
+    responses=REPEATED,
+    summary="Keep a whole run that ended elsewhere",
+)
 def import_run(
     record: RunRecord,
     response: Response,

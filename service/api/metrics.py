@@ -9,12 +9,13 @@ from fastapi import Response
 from muonscope.contract.telemetry import encode_number
 from service.api.dependencies import ControllerDependency, DatabaseDependency
 from service.api.responses import Router
+from service.api.schemas import PROBLEMS
 from service.store.census import take_census
 from service.store.models import Run
 from service.store.runs import RunRepository
 from service.store.summary import get_scalar
 
-router = Router(tags=["health"])
+router = Router(tags=["health"], responses=PROBLEMS)
 
 MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _INFINITIES: Final = {"Infinity": "+Inf", "-Infinity": "-Inf"}

@@ -15,7 +15,16 @@ from service.api.dependencies import (
     SettingsDependency,
 )
 from service.api.responses import Router
-from service.api.schemas import PROBLEMS, RunCountsOut, RunOut, RunsOut, ValidRunOut, present_run, present_runs
+from service.api.schemas import (
+    PROBLEMS,
+    REPEATED,
+    RunCountsOut,
+    RunOut,
+    RunsOut,
+    ValidRunOut,
+    present_run,
+    present_runs,
+)
 from service.errors import IllegalTransition, InvalidInput
 from service.recordings import is_recording
 from service.settings import Settings
@@ -59,7 +68,7 @@ class RunChange(BaseModel):
     """Tags that the run does not carry are passed over."""
 
 
-@router.post("/runs", status_code=201, response_model=RunOut)
+@router.post("/runs", status_code=201, response_model=RunOut, responses=REPEATED)
 def submit_run(
     spec: Annotated[RunSpec, Body(examples=[_SPEC_EXAMPLE])],
     response: Response,
@@ -196,7 +205,7 @@ def retry_run(
     return shown
 
 
-@router.post("/runs/{run_id}/clone", status_code=201, response_model=RunOut)
+@router.post("/runs/{run_id}/clone", status_code=201, response_model=RunOut, responses=REPEATED)
 def clone_run(
     run_id: RunId,
     response: Response,

@@ -193,7 +193,13 @@ class Problem(Out):
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem, "content": {"application/problem+json": {}}}
-    for status in (400, 401, 403, 404, 408, 409, 413, 415, 422, 429, 503)
+    for status in (400, 401, 403, 404, 408, 409, 413, 415, 421, 422, 429, 503)
+}
+
+
+# What an operation says that answers a repeat with the run it made the first time.
+REPEATED: dict[int | str, dict[str, Any]] = {
+    200: {"model": RunOut, "description": "A repeat: the run of the first time."}
 }
 
 

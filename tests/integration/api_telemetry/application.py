@@ -29,6 +29,7 @@ from service.api.middleware import BodyLimit, Problems
 from service.controller.retry_policy import RetryPolicy, retry_reason
 from service.controller.transitions import LEGAL
 from service.settings import Settings
+from tests.documented import hold_to_document
 
 
 class FakeController:
@@ -92,6 +93,7 @@ def served(app: FastAPI) -> Iterator[httpx.Client]:
             time.sleep(0.005)
         port = server.servers[0].sockets[0].getsockname()[1]
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False, verify=False) as client:
+            client.event_hooks = {"response": [hold_to_document]}
             yield client
     finally:
         server.should_exit = True

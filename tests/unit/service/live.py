@@ -13,6 +13,7 @@ import pytest
 from service.app import create_app
 from service.serve import Server, bind
 from service.settings import Settings
+from tests.documented import hold_to_document
 from tests.unit.controller.fakes import FakeLauncher
 
 
@@ -42,6 +43,7 @@ def serving(
                 assert thread.is_alive()
                 assert time.monotonic() < deadline
                 time.sleep(0.005)
+            client.event_hooks = {"response": [hold_to_document]}
             yield client
     finally:
         server.end()
