@@ -19,6 +19,7 @@ import psutil
 
 from muonscope.contract.telemetry import StepRecord
 from service.controller.local_ray import end_head, free_ports
+from tests.documented import hold_to_document
 from tests.integration.service.fake_ray import FakeRay
 from workers.controller_client import ControllerClient
 from workers.errors import WorkersError
@@ -58,6 +59,7 @@ class Installation:
         self.port = free_ports(1)[0]
         self.url = f"http://127.0.0.1:{self.port}"
         self.client = httpx.Client(base_url=self.url, timeout=30, trust_env=False, verify=False)
+        self.client.event_hooks = {"response": [hold_to_document]}
         self.process: subprocess.Popen[bytes] | None = None
         own = {f"MUONSCOPE_{name.upper()}": str(value) for name, value in (settings or {}).items()}
         kept = {name: value for name, value in os.environ.items() if not name.startswith("MUONSCOPE_")}

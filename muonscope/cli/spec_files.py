@@ -37,9 +37,9 @@ def read_experiment(path: str, tell: Callable[[str], None] = lambda line: None) 
         SpecFileError: as `read_spec`; or a key is missing or unknown, or `base` or `matrix` is not a mapping.
     """
     given = _read_mapping(path, "name: my question")
-    for key in given.keys() - set(_EXPERIMENT_KEYS):
+    if unknown := [repr(key) for key in given if key not in _EXPERIMENT_KEYS]:
         raise SpecFileError(
-            path, f"holds {key!r}, which an experiment does not have",
+            path, f"holds {', '.join(unknown)}, which an experiment does not have",
             remedy="its keys are name, base and matrix; what every run shares goes under base",
         )  # fmt: skip
     if not given.get("matrix"):
