@@ -57,6 +57,11 @@ def _no_gpu(cards: int) -> Finding:
 
 
 def _mismatch(found: str, driver: Driver, tried: "Tried") -> Finding:
+    if not tried.torch:
+        return Finding(
+            "gpu", Level.FAIL, f"{found}, and torch did not come up beside them: {tried.problem}",
+            'see what `python -c "import torch; print(torch.cuda.is_available())"` and `nvidia-smi` say here',
+        )  # fmt: skip
     if tried.cuda is None:
         return Finding(
             "gpu", Level.FAIL, f"{found}, and torch {tried.torch} is a build for the CPU",
@@ -118,8 +123,9 @@ class Tried:
     """How it went when torch was to compute on a GPU."""
 
     torch: str
+    """Its version; empty where it did not get so far as to say it."""
     cuda: str | None
-    """What it is built for; None is the CPU alone."""
+    """What it is built for; None is the CPU alone, or not known."""
     problem: str | None
 
 
@@ -137,9 +143,9 @@ def _try_torch() -> Tried:
             [sys.executable, "-c", _TRIAL], capture_output=True, text=True, timeout=TRIAL_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return Tried("", "", f"no answer in {TRIAL_TIMEOUT_S:g} s")
+        return Tried("", None, f"no answer in {TRIAL_TIMEOUT_S:g} s")
     said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
     if not done.stdout:
-        return Tried("", "", said[-1])
+        return Tried("", None, said[-1])
     version, cuda = json.loads(done.stdout.splitlines()[0])
     return Tried(version, cuda, None if done.returncode == 0 else said[-1])

@@ -92,12 +92,19 @@ def test_a_driver_and_a_torch_that_do_not_go_together_are_found(
     assert remedy in finding.remedy
 
 
-def test_a_torch_that_does_not_answer_is_a_finding_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_checks, "TRIAL_TIMEOUT_S", 0.01)
-    slow = gpu_checks._try_torch()
-    monkeypatch.setattr(gpu_checks, "TRIAL_TIMEOUT_S", 60.0)
-    monkeypatch.setattr(gpu_checks, "_TRIAL", "import nonsense")
-    broken = gpu_checks._try_torch()
+@pytest.mark.parametrize(
+    ("timeout_s", "trial", "found"),
+    [(0.01, gpu_checks._TRIAL, "no answer in 0.01 s"), (60.0, "import nonsense", "No module named 'nonsense'")],
+)
+def test_a_torch_that_does_not_come_up_is_a_finding_too(
+    timeout_s: float, trial: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_checks, "_read_driver", lambda: H200)
+    monkeypatch.setattr(gpu_checks, "TRIAL_TIMEOUT_S", timeout_s)
+    monkeypatch.setattr(gpu_checks, "_TRIAL", trial)
 
-    assert "no answer in 0.01 s" in (slow.problem or "")
-    assert "No module named" in (broken.problem or "")
+    finding = check_gpus()
+
+    assert finding.level is Level.FAIL
+    assert "2 × NVIDIA H200, and torch did not come up" in finding.found
+    assert found in finding.found
