@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from muonscope.errors import MuonscopeError, RecordingFailed
+from muonscope.errors import RecordingFailed
 
 if TYPE_CHECKING:
     from muonscope.contract.attempts import AttemptOutcome
@@ -66,7 +66,8 @@ def record(
     Returns:
         The context manager; `run_id` names the run inside the block and after it.
     Raises:
-        ServiceUnreachable: nothing answers there; on entering, on every rank.
+        ServiceUnreachable: nothing answers there; on entering, and on the other ranks RecordingFailed.
+        RecordingFailed: the file or the spool cannot be written; on entering, on every rank.
         UnsupportedSetup: an engine whose momentum cannot be read; on entering.
     """
     wanted = _Wanted(name, url, token, None if file is None else Path(file), steps, tuple(tags), notes, patience_s)
@@ -102,7 +103,7 @@ class RecordedLoop:
 
         self._recorder = Recorder(self._engine, self._keep)
         facts = self._recorder.facts()
-        problem: MuonscopeError | None = None
+        problem: Exception | None = None
         if self._recorder.rank == 0:
             wanted = self._wanted
             try:
@@ -111,7 +112,13 @@ class RecordedLoop:
                     notes=wanted.notes,
                 )  # fmt: skip
                 self._open(spec, facts.model_dump_json(exclude_none=True, fallback=str))
-            except MuonscopeError as error:
+            except OSError as error:
+                problem = RecordingFailed(
+                    f"the spool cannot be kept: {error}", remedy="set TMPDIR to a folder of your own that has room"
+                )
+                problem.__cause__ = error
+            except Exception as error:
+                # Raised once the others know: they wait for a word of this rank.
                 problem = error
         self._agree(problem)
         self._recorder.start()
@@ -220,13 +227,14 @@ class RecordedLoop:
 
     # -- every rank --------------------------------------------------------------------------------------------------
 
-    def _agree(self, problem: MuonscopeError | None) -> None:
+    def _agree(self, problem: Exception | None) -> None:
         """Have every rank know the id, or raise rank 0's problem: one that trained on alone would wait for ever."""
         assert self._recorder is not None
         if self._recorder.group is not None:
             import torch.distributed as dist
 
-            said: list[Any] = [self.run_id, None if problem is None else (str(problem), problem.remedy)]
+            refusal = None if problem is None else (str(problem), getattr(problem, "remedy", None))
+            said: list[Any] = [self.run_id, refusal]
             dist.broadcast_object_list(said, src=0, group=self._recorder.group)
             self.run_id, refusal = said
             if problem is None and refusal is not None:

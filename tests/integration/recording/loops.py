@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 from contextlib import chdir, nullcontext, redirect_stdout
 from typing import Any
 
@@ -115,14 +116,17 @@ def unholdable(*, record: dict[str, Any]) -> tuple[str | None, list[str]]:
     return recorded.run_id, said
 
 
-def refused(*, record: dict[str, Any]) -> tuple[str, str, str | None]:
+def refused(*, record: dict[str, Any], temporary: str | None = None) -> tuple[str, str, str | None]:
     """Try to record where that must fail; returns the error's name, text and remedy."""
     engine = build_engine("muon", 1)
+    usual, tempfile.tempdir = tempfile.tempdir, temporary or tempfile.tempdir
     try:
         with muonscope.record(engine, name="mine", **record):
             raise AssertionError("the block was entered")
     except muonscope.MuonscopeError as error:
         return type(error).__name__, str(error), error.remedy
+    finally:
+        tempfile.tempdir = usual
 
 
 class Named(torch.nn.Module):

@@ -180,3 +180,13 @@ def test_what_cannot_be_recorded_is_told_before_the_first_step(gang: Gangs, tmp_
     assert all("muonscope up" in (remedy or "") for *_, remedy in nobody)
     assert nowhere[0] == "RecordingFailed"
     assert "cannot be written" in nowhere[1]
+
+
+def test_a_spool_that_cannot_be_kept_is_told_on_every_rank_and_none_waits_for_another(
+    gang: Gangs, service: httpx.Client
+) -> None:
+    refused = gang(2).run(loops.refused, record=_to(service), temporary="/proc/none")
+
+    assert [name for name, *_ in refused] == ["RecordingFailed"] * 2
+    assert all("the spool cannot be kept: " in said and "/proc/none" in said for _, said, _ in refused)
+    assert all("TMPDIR" in (remedy or "") for *_, remedy in refused)
