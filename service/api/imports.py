@@ -20,7 +20,7 @@ from service.conclusion import accept_outcome, close_attempt
 from service.errors import InvalidInput, MalformedRequest
 from service.recordings import begin_recording
 from service.store.attempts import AttemptRepository
-from service.store.runs import RunRepository
+from service.store.runs import RunRepository, imported_key
 from service.store.session import Database
 from service.store.steps import StepRepository
 
@@ -81,7 +81,7 @@ def import_run(
             f"the record declares {record.outcome.declared_steps} steps and holds {len(steps)}",
             field="outcome.declared_steps", value=record.outcome.declared_steps, remedy="send the record whole",
         )  # fmt: skip
-    key = f"imported:{record.id}"
+    key = imported_key(record.id)
     with database.write() as session:
         earlier = RunRepository(session).find_by_key(key)
         if earlier is not None:

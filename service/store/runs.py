@@ -30,6 +30,11 @@ MAX_KEY_LENGTH: Final = 255
 _ID_ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz234567"
 
 
+def imported_key(record_id: str) -> str:
+    """Return the idempotency key of the run that a record of this id, made elsewhere, becomes here."""
+    return f"imported:{storable_text(record_id)}"
+
+
 def _rank_of(column: Any, words: Sequence[str]) -> ColumnElement[int]:
     return case({word: place for place, word in enumerate(words)}, value=column)
 
@@ -167,11 +172,17 @@ class RunRepository:
         return self._session.scalars(_loaded().where(Run.uid == storable_text(uid))).one_or_none()
 
     def get(self, uid: str) -> Run:
-        """Return the run of this id; raises NotFound."""
+        """Return the run of this id; raises NotFound, which names the run that a record of this id was imported as."""
         run = self.find(uid)
-        if run is None:
-            raise NotFound(f"there is no run {uid[:64]!r}", field="id", value=uid, remedy="list them with GET /runs")
-        return run
+        if run is not None:
+            return run
+        imported = self.find_by_key(imported_key(uid[:64]))
+        if imported is not None:
+            raise NotFound(
+                f"there is no run {uid[:64]!r} here: its record was imported as run {imported.uid}",
+                field="id", value=uid, remedy=f"ask for {imported.uid}",
+            )  # fmt: skip
+        raise NotFound(f"there is no run {uid[:64]!r}", field="id", value=uid, remedy="list them with GET /runs")
 
     def list(
         self,

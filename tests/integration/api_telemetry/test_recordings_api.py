@@ -81,6 +81,19 @@ def test_a_whole_run_is_imported_once(any_client: httpx.Client, database: Databa
     assert len(any_client.get("/runs").json()["runs"]) == 1
 
 
+def test_the_id_that_an_imported_record_had_elsewhere_names_its_run_here(client: httpx.Client) -> None:
+    record = _record()
+    before = client.get(f"/runs/{record['id']}").json()
+    imported = client.post("/imports/runs", json=record).json()["id"]
+
+    asked = client.get(f"/runs/{record['id']}/steps")
+
+    assert asked.status_code == 404
+    assert f"its record was imported as run {imported}" in asked.json()["detail"]
+    assert asked.json()["remedy"] == f"ask for {imported}"
+    assert "imported" not in before["detail"]
+
+
 @pytest.mark.parametrize(
     "changes",
     [
