@@ -53,8 +53,8 @@ class LargeIteration:
     def __init__(self, rows: int, cols: int) -> None:
         self._is_tall = rows > cols
         n = min(rows, cols)
-        self._matrix, self._other = torch.empty(rows, cols), torch.empty(rows, cols)
-        self._squares = [torch.empty(n, n) for _ in range(4)]
+        self._matrix, self._other = _buffer(rows, cols), _buffer(rows, cols)
+        self._squares = [_buffer(n, n) for _ in range(4)]
 
     def run(
         self, source: Tensor, target: Tensor, schedule: Sequence[Coefficients], *, gram: bool, scale: float
@@ -121,6 +121,11 @@ class LargeIteration:
                     symmetric_product_(product, polynomial, spare)
                     product, spare = spare, product
             self._multiply(product)
+
+
+def _buffer(rows: int, cols: int) -> Tensor:
+    """What this module computes in, whatever default dtype or device the caller's script has set."""
+    return torch.empty(rows, cols, dtype=torch.float32, device="cpu")
 
 
 def _polynomial_(gram: Tensor, coefficients: Coefficients, out: Tensor) -> None:

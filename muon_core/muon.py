@@ -206,8 +206,10 @@ def adamw_step_(
 
 
 def new_adamw_state(weight: Tensor) -> dict[str, Any]:
-    """Zero moments; the step count stays on the CPU, where torch reads it without a device synchronization."""
-    return {"step": torch.tensor(0.0), "exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
+    """Zero moments, and a step count: on the CPU, where torch reads it without a device synchronization."""
+    # Whatever the script's default dtype is: bfloat16 counts to 256 and no further.
+    step = torch.zeros((), dtype=torch.float32, device="cpu")
+    return {"step": step, "exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
 
 
 class Muon(torch.optim.Optimizer):
@@ -347,7 +349,9 @@ class Muon(torch.optim.Optimizer):
 
     def _guard(self) -> Guard:
         """What says whether this step is to be discarded, and what the gradients are multiplied by."""
-        flag: Tensor | None = getattr(self, "found_inf", None)
+        found_inf = getattr(self, "found_inf", None)
+        # Where no parameter has a gradient, GradScaler says 0, and not as a tensor.
+        flag: Tensor | None = found_inf if isinstance(found_inf, Tensor) else None
         scale: Tensor | None = getattr(self, "grad_scale", None)
         if self.skip_nonfinite:
             gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
@@ -439,7 +443,7 @@ def nonfinite_flag(gradients: Sequence[Tensor]) -> Tensor | None:
     if not gradients:
         return None
     device = gradients[0].device
-    flag = torch.zeros(1, device=device)
+    flag = torch.zeros(1, dtype=torch.float32, device=device)
     has_kernels = device_has_kernels(device)
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for gradient in gradients:

@@ -52,6 +52,19 @@ def test_a_symmetric_product_is_right_and_mirrored(n: int) -> None:
         assert torch.equal(out[:half, half:], out[half:, :half].mT)
 
 
+def test_the_default_dtype_of_the_callers_script_changes_no_bit() -> None:
+    matrix = gaussian(N, N + 40)
+    expected = in_float32(matrix)
+
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        result = in_float32(matrix)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+    assert torch.equal(result, expected)
+
+
 @pytest.mark.parametrize("ns_method", NS_METHODS)
 @pytest.mark.parametrize("make", [gaussian, low_rank])
 @pytest.mark.parametrize("shape", SHAPES)

@@ -2,6 +2,8 @@
 
 import copy
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -15,6 +17,17 @@ from muon_core.reference import MuonReference, reference_adamw_step, reference_m
 
 def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """What a script sets to build its model in half precision."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
@@ -101,6 +114,19 @@ def test_a_learning_rate_schedule_drives_each_group_from_its_own_rate() -> None:
     assert [group["lr"] for group in optimizer.param_groups] == [0.2, 0.05]
 
 
+def test_a_scaler_steps_over_an_optimizer_without_a_gradient() -> None:
+    used, unused = nn.Parameter(gaussian(4, 6)), nn.Parameter(gaussian(4, 6))
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    optimizers = [Muon([used]), Muon([unused])]
+
+    scaler.scale(used.sum()).backward()
+    for optimizer in optimizers:
+        scaler.step(optimizer)
+
+    assert not torch.equal(used, gaussian(4, 6))
+    assert torch.equal(unused, gaussian(4, 6))
+
+
 def test_state_survives_a_state_dict_round_trip() -> None:
     weights = [nn.Parameter(gaussian(5, 8)) for _ in range(2)]
     optimizers = [Muon([weight], lr=0.1) for weight in weights]
@@ -172,6 +198,18 @@ def test_adamw_equals_torchs_to_the_last_bit_on_a_flat_partition() -> None:
         adamw_step_(flat, torch.cat([gradient.flatten() for gradient in gradients]), state, group)
 
     assert torch.equal(flat, torch.cat([parameter.detach().flatten() for parameter in parameters]))
+
+
+def test_adamw_counts_its_steps_under_any_default_dtype() -> None:
+    group = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
+    weight, gradient, state = torch.zeros(2), torch.ones(2), {}  # type: ignore[var-annotated]
+
+    with default_dtype(torch.bfloat16):
+        for _ in range(258):
+            adamw_step_(weight, gradient, state, group)
+
+    # bfloat16 holds no 257: a count in it stays at 256, and with it the bias correction.
+    assert state["step"].item() == 258
 
 
 def test_adamw_equals_the_float64_reference() -> None:
