@@ -9,13 +9,10 @@ import sqlite3
 import subprocess
 from contextlib import closing
 from pathlib import Path
-from typing import Final
 
 from sqlalchemy import make_url
 
 from service.errors import InvalidInput, Unavailable
-
-_PAGES_AT_ONCE: Final = 4096
 
 
 def back_up(database_url: str, target: Path) -> int:
@@ -30,17 +27,20 @@ def back_up(database_url: str, target: Path) -> int:
     """
     if target.exists():
         raise InvalidInput(f"{target} is there already", field="target", value=str(target), remedy="give another name")
-    target.parent.mkdir(parents=True, exist_ok=True)
     beside = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        url = make_url(database_url)
-        if url.get_backend_name() == "sqlite":
-            _copy_sqlite(Path(url.database or ""), beside)
-        else:
-            _dump_postgres(database_url, beside)
-        beside.replace(target)
-    finally:
-        beside.unlink(missing_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            url = make_url(database_url)
+            if url.get_backend_name() == "sqlite":
+                _copy_sqlite(Path(url.database or ""), beside)
+            else:
+                _dump_postgres(database_url, beside)
+            beside.replace(target)
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as error:
+        raise Unavailable(f"{target} cannot be written: {error}", remedy="name a file where you may write") from error
     return target.stat().st_size
 
 
@@ -52,8 +52,9 @@ def _copy_sqlite(source: Path, target: Path) -> None:
         )  # fmt: skip
     try:
         with closing(sqlite3.connect(source)) as live, closing(sqlite3.connect(target)) as copy:
-            # In pieces: between them the service writes on.
-            live.backup(copy, pages=_PAGES_AT_ONCE)
+            # In one piece, of one snapshot, beside which the service writes on: between two pieces it would write too,
+            # and each of its commits lets a copy in pieces begin anew.
+            live.backup(copy, pages=-1)
             (answer,) = copy.execute("PRAGMA quick_check").fetchone()
     except sqlite3.Error as error:
         raise Unavailable(f"the copy of {source} failed: {error}", remedy="see the disk's room, try again") from error
