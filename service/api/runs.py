@@ -183,7 +183,11 @@ def stop_run(
 
 @router.post("/runs/{run_id}/retry", status_code=202, response_model=RunOut)
 def retry_run(
-    run_id: RunId, database: DatabaseDependency, controller: ControllerDependency, caller: CallerDependency
+    run_id: RunId,
+    database: DatabaseDependency,
+    settings: SettingsDependency,
+    controller: ControllerDependency,
+    caller: CallerDependency,
 ) -> RunOut:
     """Queue a failed or stopped run again, for another attempt under the same id."""
     with database.write() as session:
@@ -199,6 +203,8 @@ def retry_run(
                 f"run {run.uid} is {run.status}; only failed and stopped runs are retried", field="status",
                 value=run.status, remedy=f"POST /runs/{run.uid}/clone runs its spec again as a new run",
             )  # fmt: skip
+        # A record that was imported was never held against what may run here.
+        check_runnable(RunSpec.model_validate(run.spec), settings, controller)
         runs.set_status(run, RunStatus.QUEUED, legal=controller.legal, who=caller, why="retry requested")
         shown = _present(session, run)
     controller.wake()

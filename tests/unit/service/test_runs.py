@@ -211,6 +211,23 @@ def test_a_stopped_run_can_be_retried_under_its_id(client: Client) -> None:
     assert (retried["id"], retried["status"], retried["finished_at"]) == (run_id, "queued", None)
 
 
+@pytest.mark.parametrize(("allowed", "status"), [("", 422), ("mine:task", 202)])
+def test_a_retry_starts_no_task_that_submission_refuses(
+    make_client: Callable[..., Client], allowed: str, status: int
+) -> None:
+    client = make_client(allow_tasks=allowed)
+    ended = {"status": "failed", "declared_steps": 0, "failure": {"kind": "worker_died", "message": "gone"}}
+    record = {"id": "elsewhere", "spec": {"task": {"name": "mine:task"}}, "facts": {}, "outcome": ended, "batches": []}
+    brought = client.post("/imports/runs", json=record).json()["id"]
+
+    answer = client.post(f"/runs/{brought}/retry")
+
+    assert answer.status_code == status
+    if status == 422:
+        assert answer.json()["field"] == "task.name"
+        assert client.get(f"/runs/{brought}").json()["status"] == "failed"
+
+
 def test_a_clone_is_a_new_run_of_the_same_spec(client: Client) -> None:
     run = client.post("/runs", json={"steps": 7, "name": "to clone"}).json()
     clone = client.post(f"/runs/{run['id']}/clone")
