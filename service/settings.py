@@ -45,7 +45,7 @@ class Settings(BaseSettings):
 
     home: Path = Field(default_factory=lambda: Path.home() / ".muonscope")
     """The folder of all state: database, Ray's session, files; with `make up` and `make demo` it is `./.muonscope`."""
-    host: str = "127.0.0.1"
+    host: str = Field("127.0.0.1", min_length=1)
     """The address to listen on. Anything but loopback is reachable by others."""
     port: int = Field(8800, ge=0, le=65535)
     """0 takes a free one."""

@@ -41,6 +41,14 @@ def test_a_bad_setting_is_refused_at_construction(bad: dict) -> None:  # type: i
         Settings(**bad)
 
 
+def test_no_host_is_no_way_to_listen_on_every_address_without_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUONSCOPE_HOST", "")
+    with pytest.raises(ValueError, match="host"):
+        Settings()
+    # Counter-test: every address, said so, is listened on, and asks for a token.
+    assert Settings(host="0.0.0.0").is_token_needed
+
+
 def test_a_taken_port_is_told_before_anything_starts() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
