@@ -121,8 +121,12 @@ def judge_run(session: Session, run: Run) -> None:
 
 
 def read_record(session: Session, run: Run) -> verdicts.RunRecord:
-    """Gather what `judge` rests on from the run's current record."""
-    columns = StepRepository(session).columns(run, verdicts.SERIES)
+    """Gather what `judge` rests on from the run's current record.
+
+    Up to where its newest attempt with steps came: what a lost one recorded beyond that has not happened to this run.
+    """
+    reached = next((attempt.next_step for attempt in reversed(run.attempts) if attempt.stored_steps), None)
+    columns = StepRepository(session).columns(run, verdicts.SERIES, stop=reached)
     names = {parameter.index: parameter.name for parameter in ParameterRepository(session).list(run)}
     trainable = [names.get(index, f"parameter {index}") for index in range(max(names, default=-1) + 1)]
     final = run.attempts[-1].final if run.attempts else None

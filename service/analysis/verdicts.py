@@ -102,17 +102,23 @@ def _dies(record: RunRecord) -> Found | None:
     if not record.steps:
         return Found(Verdict.DIES, "The loss scale was exhausted before a step was recorded.", record.failure.step)
     last = int(record.columns.step[-1])
+    step = max(last + 1, record.failure.step or 0)
+    parameter = record.poison.parameter if record.poison is not None else None
+    if step > last + 1:
+        lost = f"step {last + 1}" if step == last + 2 else f"steps {last + 1} to {step - 1}"
+        evidence = f"Step {step} overflowed with the loss scale at its minimum; {lost} did not arrive."
+        return Found(Verdict.DIES, evidence, step, parameter)
     kept = np.flatnonzero(~record.columns.discarded)
     in_a_row = record.steps - (int(kept[-1]) + 1 if len(kept) else 0)
     scale = record.columns.values["loss_scale_after"][-1]
     without_loss = in_a_row and (record.columns.kinds("loss")[-in_a_row:] == NAN).all()
     return Found(
         Verdict.DIES,
-        f"Step {last + 1} overflowed with the loss scale at its minimum of {_number(scale)}, "
+        f"Step {step} overflowed with the loss scale at its minimum of {_number(scale)}, "
         f"after {in_a_row} discarded steps in a row."
         + (" Their losses were NaN: no smaller scale would have helped." if without_loss else ""),
-        last + 1,
-        record.poison.parameter if record.poison is not None else None,
+        step,
+        parameter,
     )
 
 

@@ -13,7 +13,7 @@ from service.store.events import EventRepository
 from service.store.runs import RunRepository
 from service.store.session import Database
 from tests.integration.api_telemetry.application import FakeController
-from tests.integration.api_telemetry.workers import PARAMETERS, Workers, die, next_workers, train, workers
+from tests.integration.api_telemetry.workers import NAN, PARAMETERS, Workers, die, next_workers, train, workers
 from tests.records import ENROLMENT_TOKEN, body_of, discarded_record, end_attempt, queue_run, spec, step_record
 
 
@@ -234,6 +234,24 @@ def test_a_run_that_dies_says_at_which_step_and_is_not_retried(
     }  # fmt: skip
     assert (run["summary"]["overflows"], run["summary"]["final_loss_scale"]) == (17, 1.0)
     assert run["summary"]["momentum_finite"] is False
+
+
+def test_what_a_lost_attempt_recorded_beyond_the_last_ones_end_is_no_evidence(
+    client: httpx.Client, sqlite_database: Database, controller: FakeController
+) -> None:
+    controller.max_attempts = 2
+    first = workers(client, sqlite_database)
+    first.steps([step_record(step, momentum_norm=NAN if step > 8 else 0.5) for step in range(20)])
+    first.outcome("failed", 20, failure={"kind": "worker_died", "message": "a node is gone"})
+    second = next_workers(first, sqlite_database, first_step=5)
+    second.steps([discarded_record(step, loss_scale_after=2.0 ** (7 - step)) for step in (5, 6, 7)])
+    second.outcome("failed", 3, failure={"kind": "loss_scale_exhausted", "step": 8, "message": "at its minimum"})
+
+    verdict, *others = second.run()["findings"]
+
+    assert (verdict["name"], verdict["step"]) == ("dies", 8)
+    assert "at its minimum of 1, after 3 discarded steps in a row" in verdict["evidence"]
+    assert "poisoned" not in {finding["name"] for finding in others}
 
 
 def test_an_infrastructure_fault_queues_the_run_again_and_the_last_one_ends_it(

@@ -56,6 +56,17 @@ def test_a_run_that_falls_short_of_training_is_inconclusive_and_says_why(control
     assert len(judge(control)[0].evidence) > len("The record proves no verdict: .")
 
 
+def test_a_death_whose_last_steps_did_not_arrive_is_at_the_step_that_the_workers_name() -> None:
+    scales = [65536.0] * 15
+    cut_short = changed(DEAD, columns=columns(15, discarded=range(15), loss_scale_after=scales))
+
+    death = found(cut_short, Verdict.DIES)
+
+    assert death.step == 17
+    assert "65536" not in death.evidence
+    assert "steps 15 to 16 did not arrive" in death.evidence
+
+
 def test_b07_a_death_of_nan_losses_says_so_and_one_of_overflows_does_not() -> None:
     of_nan = columns(17, discarded=range(17), loss=[math.nan] * 17)
     of_one_nan = columns(17, discarded=range(17), loss=[math.nan] * 16 + [1.0])
