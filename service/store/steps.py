@@ -150,7 +150,8 @@ class StepRepository:
             self._rebuild_blocks(attempt, columns.step)
             first, last = int(columns.step[0]), int(columns.step[-1])
             ParameterBlockRepository(self._session).rebuild(attempt.id, first, last, before=max(expected, last + 1))
-        add_steps(attempt.run.summary, columns, self._superseded(attempt, batch.steps))
+        is_late = int(columns.step[-1]) < expected
+        add_steps(attempt.run.summary, columns, self._superseded(attempt, batch.steps), is_late=is_late)
         self._note_transitions(attempt, batch, columns, is_append=is_append)
         attempt.stored_steps += len(columns)
         attempt.next_step = max(expected, int(columns.step[-1]) + 1)

@@ -32,21 +32,23 @@ def set_scalar(summary: RunSummary, name: str, value: float | None) -> None:
     summary.nonfinite_mask = (summary.nonfinite_mask or 0) & ~(3 << shift) | kind << shift
 
 
-def add_steps(summary: RunSummary, columns: StepColumns, superseded: Sequence[tuple[bool, bool]] = ()) -> None:
+def add_steps(
+    summary: RunSummary, columns: StepColumns, superseded: Sequence[tuple[bool, bool]] = (), *, is_late: bool = False
+) -> None:
     """Count new steps of the run's newest attempt.
 
     Args:
         summary: the run's.
         columns: rank 0's new steps, in order, none stored before by this attempt.
         superseded: (overflow, discarded) of the rows of earlier attempts that they take the place of.
+        is_late: whether the attempt has stored a later step; what an earlier attempt has stored beyond is of no account.
     """
     summary.steps += len(columns) - len(superseded)
     summary.overflows += int(columns.overflow.sum()) - sum(row[0] for row in superseded)
     summary.discarded += int(columns.discarded.sum()) - sum(row[1] for row in superseded)
-    newest = int(columns.step[-1])
-    if summary.last_step is not None and newest < summary.last_step:
+    if is_late:
         return
-    summary.last_step = newest
+    summary.last_step = int(columns.step[-1])
     for name, field in (
         ("final_loss_scale", "loss_scale_after"),
         ("last_loss", "loss"),

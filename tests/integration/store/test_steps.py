@@ -190,6 +190,21 @@ def test_late_steps_do_not_turn_the_summary_back(database: Database) -> None:
     assert (summary.steps, summary.last_step, summary.last_loss) == (2, 5, 1.0)
 
 
+def test_the_summary_is_of_the_newest_attempt_before_it_has_come_as_far_as_the_one_before(
+    sqlite_database: Database,
+) -> None:
+    uid, first = started(sqlite_database)
+    insert(sqlite_database, first, [step_record(step, loss=9.0) for step in range(6)])
+    end_attempt(sqlite_database, first)
+    second = start_attempt(sqlite_database, uid, first_step=1)
+    insert(sqlite_database, second, [discarded_record(1, loss=2.0, loss_scale_after=1.0, momentum_norm=NAN)])
+
+    with sqlite_database.read() as session:
+        summary = get_run(session, uid).summary
+    assert (summary.steps, summary.last_loss, summary.final_loss_scale) == (6, 2.0, 1.0)
+    assert summary.momentum_finite is False
+
+
 def _two_attempts(database: Database) -> str:
     """A first attempt of steps 0 to 5, a second one that resumed at 3 and got to 7."""
     uid, first = started(database)
