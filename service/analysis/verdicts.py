@@ -134,16 +134,27 @@ def _poisoned(record: RunRecord) -> Found | None:
     where = f"the momentum of {poison.parameter}" if poison is not None else "the momentum"
     (row,) = np.flatnonzero(columns.step == step)[:1].tolist() or [None]
     was = "a step" if row is None else "a discarded step" if columns.discarded[row] else "an applied step"
-    healed = record.steps and kinds[-1] == FINITE
-    end = f"; the recorded norm is finite again at step {columns.step[-1]}" if healed else ", and never finite again"
-    if len(bad) and not healed:
-        end = f" and the norm is still {KIND_NAMES[int(kinds[-1])]} at step {columns.step[-1]}"
+    end = _after_poison(columns, step)
     return Found(
         Verdict.POISONED,
         f"At step {step}, {was}, {where} became {KIND_NAMES[kind]}{end}.",
         step,
         poison.parameter if poison is not None else None,
     )
+
+
+def _after_poison(columns: StepColumns, step: int) -> str:
+    """Say what became of the norm of the whole momentum, as far as it was measured from this step on."""
+    at = np.flatnonzero(columns.measured["momentum_norm"] & (columns.step >= step))
+    if not len(at):
+        return ""
+    kinds, last = columns.kinds("momentum_norm"), int(columns.step[at[-1]])
+    if not kinds.any():
+        # It is the norm of what Muon trains, and the parameter is another's.
+        return "; the norm of Muon's own momentum stays finite"
+    if kinds[at[-1]] != FINITE:
+        return f" and the norm is still {KIND_NAMES[int(kinds[at[-1]])]} at step {last}"
+    return f"; the recorded norm is finite again at step {last}"
 
 
 def _diverged(record: RunRecord) -> Found | None:

@@ -41,7 +41,7 @@ def add_steps(
         summary: the run's.
         columns: rank 0's new steps, in order, none stored before by this attempt.
         superseded: (overflow, discarded) of the rows of earlier attempts that they take the place of.
-        is_late: whether the attempt has stored a later step; what an earlier attempt has stored beyond is of no account.
+        is_late: whether the attempt has stored a later step; how far an earlier attempt came does not matter.
     """
     summary.steps += len(columns) - len(superseded)
     summary.overflows += int(columns.overflow.sum()) - sum(row[0] for row in superseded)

@@ -108,6 +108,24 @@ def test_poison_is_seen_in_the_norm_of_the_model_alone() -> None:
     assert "finite again at step 2" in found(record, Verdict.POISONED).evidence
 
 
+@pytest.mark.parametrize(
+    ("momentum_norm", "said"),
+    [
+        ([None, None, None, None], "At step 1, an applied step, the momentum of embedding became NaN."),
+        ([0.5, 0.5, 0.5, 0.5], "became NaN; the norm of Muon's own momentum stays finite."),
+        ([0.5, math.nan, math.nan, None], "became NaN and the norm is still NaN at step 2."),
+        ([0.5, math.nan, 0.5, None], "became NaN; the recorded norm is finite again at step 2."),
+        ([0.5, math.nan, None, None], "became NaN and the norm is still NaN at step 1."),
+    ],
+)
+def test_a_norm_that_was_not_measured_is_not_told_to_be_finite_again(
+    momentum_norm: list[float | None], said: str
+) -> None:
+    record = changed(TRAINED, columns=columns(4, momentum_norm=momentum_norm), poison=Poison(1, "embedding", NAN))
+
+    assert found(record, Verdict.POISONED).evidence.endswith(said)
+
+
 def test_a_momentum_that_was_not_measured_is_not_poisoned() -> None:
     record = changed(TRAINED, columns=columns(3, momentum_norm=[None, None, None]), planned_steps=3)
     assert names(record) == ["trains"]
