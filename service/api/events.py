@@ -46,9 +46,11 @@ async def stream_runs(
 ) -> StreamingResponse:
     """Stream every run that changes, in its newest state, as event `run`."""
     _admit(feed, settings)
-    revision, _ = _read_place(last_event_id, -1)
-    if revision < 0:
-        revision = await run_in_threadpool(feed.last_revision)
+    newest = await run_in_threadpool(feed.last_revision)
+    revision, _ = _read_place(last_event_id, newest)
+    if revision > newest:
+        # A place in another store, or in this one before it was emptied: all that is here is new there.
+        revision = 0
     return StreamingResponse(_all_runs(feed, revision), media_type=_EVENT_STREAM, headers=_HEADERS)
 
 
@@ -69,9 +71,11 @@ async def read_events(
         return StrictJSONResponse(EventsOut(events=events).model_dump(mode="json"))
     first = await run_in_threadpool(feed.read_run, run_id)
     _admit(feed, settings)
-    return StreamingResponse(
-        _one_run(feed, database, first, _read_place(last_event_id, -1)), media_type=_EVENT_STREAM, headers=_HEADERS
-    )
+    place = _read_place(last_event_id, -1)
+    if place[0] > first.revision:
+        # No place in this run's history: it is told from the beginning.
+        place = -1, 0
+    return StreamingResponse(_one_run(feed, database, first, place), media_type=_EVENT_STREAM, headers=_HEADERS)
 
 
 def _admit(feed: ChangeFeed, settings: Settings) -> None:
@@ -89,10 +93,13 @@ def _read_place(last_event_id: str | None, default: int) -> tuple[int, int]:
 
 
 async def _all_runs(feed: ChangeFeed, revision: int) -> AsyncIterator[bytes]:
+    era = feed.era
     feed.enter()
     try:
         yield b"retry: 1000\n\n"
         while not feed.is_closed:
+            if feed.era != era:
+                era, revision = feed.era, 0
             if not await feed.wait(revision, _KEEPALIVE_S):
                 yield b": still here\n\n"
                 continue

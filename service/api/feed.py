@@ -43,6 +43,7 @@ class ChangeFeed:
         self._floor = 0
         """The window holds every change after this revision."""
         self._newest = 0
+        self._era = 0
         self._changed = asyncio.Event()
         self._poke = asyncio.Event()
         self._readers = 0
@@ -83,6 +84,11 @@ class ChangeFeed:
     @property
     def newest(self) -> int:
         return self._newest
+
+    @property
+    def era(self) -> int:
+        """Changes when revisions have begun again, as in a store that was emptied: a place means nothing any more."""
+        return self._era
 
     def enter(self) -> None:
         self._readers += 1
@@ -150,6 +156,11 @@ class ChangeFeed:
                     self._floor = self._window[0].revision
                 self._window.append(change)
             self._newest = changes[-1].revision
+            self._wake_all()
+        if await asyncio.to_thread(self.last_revision) < self._newest:
+            self._window.clear()
+            self._floor = self._newest = 0
+            self._era += 1
             self._wake_all()
 
     def _wake_all(self) -> None:

@@ -60,6 +60,7 @@ class Retention:
                 for model in _LARGE:
                     session.execute(delete(model).where(model.attempt_id == attempt_id))
             session.execute(delete(Run).where(Run.id == run.id))
+            RunRepository(session).keep_revisions(run.revision)
             EventRepository(session).append("run_deleted", who=who, why=why, detail=detail)
             AuditRepository(session).append(
                 AuditAction.RUN_DELETED, who=who, subject=uid, detail=f"{detail['name']}: {why}"

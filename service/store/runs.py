@@ -17,6 +17,7 @@ from muonscope.contract.run_spec import RunSpec
 from muonscope.contract.status import Implementation, Precision, RunStatus, Verdict
 from service.errors import Conflict, IllegalTransition, InvalidInput, NotFound
 from service.store import search
+from service.store.alert_models import Alert
 from service.store.events import EventRepository
 from service.store.models import Event, Experiment, QueueEntry, Run, RunSummary, RunTag
 from service.store.queue import QueueRepository
@@ -370,6 +371,17 @@ class RunRepository:
     def touch(self, run: Run) -> None:
         """Give the run the newest revision, so that live views show it anew."""
         run.revision = self._next_revision()
+
+    def keep_revisions(self, newest: int) -> None:
+        """Have revisions go on from the newest there was, whose run was deleted: who has seen it waits for higher ones.
+
+        The run that changed last before gets it, and is shown anew at most. Where none is left they begin again.
+        """
+        last = self.last_revision()
+        if last == 0:
+            self._session.execute(update(Alert).values(seen_revision=0))
+        elif last < newest:
+            self._session.execute(update(Run).where(Run.revision == last).values(revision=newest))
 
     def _next_revision(self) -> int:
         return self.last_revision() + 1

@@ -10,12 +10,15 @@ import pytest
 from fastapi import FastAPI
 from sqlalchemy import func, select, update
 
+from muonscope.contract.alerts import AlertRule
 from service.controller.housekeeping import Housekeeper
 from service.controller.leadership import Leadership
 from service.settings import Settings
+from service.store.alerts import AlertRepository
 from service.store.events import EventRepository
 from service.store.models import Base, Run
 from service.store.retention import Retention
+from service.store.runs import RunRepository
 from service.store.session import Database
 from tests.integration.api_telemetry.workers import Workers, train, workers
 from tests.records import step_record
@@ -149,3 +152,24 @@ def test_runs_are_deleted_once_they_ended_long_enough_ago(
     assert keeper.tidy() == 0
     found = {run["id"] for run in any_client.get("/runs").json()["runs"]}
     assert found == {young.run_id, live.run_id}
+
+
+def test_what_counts_on_revisions_misses_nothing_after_the_newest_run_is_gone(
+    any_client: httpx.Client, database: Database, home: Path
+) -> None:
+    first, last = _ended(any_client, database), _ended(any_client, database)
+    rule = AlertRule.model_validate(
+        {"name": "r", "url": "https://example.org/", "when": {"kind": "discarded_share", "share": 0.5}}
+    )
+    with database.write() as session:
+        seen = AlertRepository(session).create(rule, key_id="k", who="test").seen_revision
+
+    any_client.delete(f"/runs/{last.run_id}")
+    any_client.patch(f"/runs/{first.run_id}", json={"add_tags": ["later"]})
+    with database.read() as session:
+        changed = RunRepository(session).changed_after(seen)
+
+    assert [run.uid for run in changed] == [first.run_id]
+    any_client.delete(f"/runs/{first.run_id}")
+    with database.read() as session:
+        assert AlertRepository(session).list()[0].seen_revision == RunRepository(session).last_revision() == 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.unit.controller.fakes import FakeLauncher
 from tests.unit.service.live import serving
@@ -94,6 +95,32 @@ def test_one_runs_stream_resumes_without_telling_twice(client: httpx.Client) -> 
     with open_stream(client, f"/runs/{run_id}/events", seen[-1][1]) as response:
         later = take(frames(response), lambda frame: frame[0] == "event")
     assert later[-1][2]["kind"] == "stop_requested"
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_a_view_goes_on_after_the_run_that_changed_last_was_deleted(client: httpx.Client, others: int) -> None:
+    client.post("/queue/pause", json={})
+    kept = [client.post("/runs", json={}).json()["id"] for _ in range(others)]
+    last = client.post("/runs", json={}).json()["id"]
+    for number in range(10):
+        client.patch(f"/runs/{last}", json={"add_tags": [f"tag {number}"]})
+    client.post(f"/runs/{last}/stop")
+    with open_stream(client, "/events", "0") as response:
+        seen = frames(response)
+        take(seen, lambda frame: frame[2]["id"] == last and frame[2]["status"] == "stopped")
+
+        assert client.delete(f"/runs/{last}").status_code == 204
+        changed = kept[0] if kept else client.post("/runs", json={}).json()["id"]
+        client.patch(f"/runs/{changed}", json={"add_tags": ["later"]})
+
+        take(seen, lambda frame: frame[2]["id"] == changed and frame[2]["tags"] == ["later"])
+
+
+def test_a_view_that_was_of_another_store_is_shown_what_this_one_has(client: httpx.Client) -> None:
+    run_id = client.post("/runs", json={}).json()["id"]
+    for path, place in (("/events", "1000"), (f"/runs/{run_id}/events", "1000.1000")):
+        with open_stream(client, path, place) as response:
+            take(frames(response), lambda frame: frame[0] == "run" and frame[2]["id"] == run_id)
 
 
 def test_streams_are_limited(make_client: Callable[..., httpx.Client]) -> None:
