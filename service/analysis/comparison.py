@@ -231,7 +231,7 @@ def _explain(divergence: Divergence | None, a: Side, b: Side, difference: Sequen
     if divergence is None:
         return f"{records} equal, step by step, to the last bit."
     if divergence.is_end:
-        return f"{records} equal to the last bit until one of them ends before step {divergence.step}."
+        return f"{records} equal to the last bit {_where_one_lacks_a_step(divergence.step, a, b)}."
     step, scalar = divergence.step, divergence.scalars[0]
     begin = f"The records first differ at step {step}, in {scalar.replace('_', ' ')}"
     overflowed = [bool(side.columns.overflow[side.at(step)]) for side in (a, b)]
@@ -244,6 +244,14 @@ def _explain(divergence: Divergence | None, a: Side, b: Side, difference: Sequen
         return f"{begin}, without an overflow: the orderings clip different things, and gradient_clipping is not 0."
     names = ", ".join(str(entry["field"]) for entry in difference)
     return f"{begin}; the specs differ in {names}." if names else f"{begin}, though the specs do not differ."
+
+
+def _where_one_lacks_a_step(step: int, a: Side, b: Side) -> str:
+    if step > min(int(side.columns.step[-1]) for side in (a, b)):
+        return f"until one of them ends before step {step}"
+    begin = max(int(side.columns.step[0]) for side in (a, b))
+    lacks = f"begins only at step {begin}" if step < begin else f"lacks step {step}"
+    return f"on the steps that both hold; one of them {lacks}"
 
 
 def _discarded(a: StepColumns, b: StepColumns) -> dict[str, Any]:
@@ -264,7 +272,7 @@ def _trajectory(side: Side) -> dict[str, Any]:
     scales, steps = columns.values["loss_scale_before"][measured], columns.step[measured]
     if not len(scales):
         return {"initial": None, "final": None, "lowest": None, "highest": None, "num_changes": 0, "changes": []}
-    at = np.flatnonzero(np.diff(scales)) + 1
+    at = np.flatnonzero(scales[1:] != scales[:-1]) + 1
     after = columns.values["loss_scale_after"][-1] if columns.measured["loss_scale_after"][-1] else scales[-1]
     return {
         "initial": encode_number(float(scales[0])),

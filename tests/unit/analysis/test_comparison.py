@@ -79,6 +79,23 @@ def test_records_of_equal_length_with_different_gaps_are_not_called_equal() -> N
     assert (divergence.step, divergence.is_end) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("held", "step", "said"),
+    [
+        ([0, 1, 2, 5, 6, 7], 3, "one of them lacks step 3."),
+        ([2, 3, 4, 5, 6, 7], 0, "one of them begins only at step 2."),
+        ([0, 1, 2, 3, 4, 5], 6, "until one of them ends before step 6."),
+    ],
+    ids=["gap", "late begin", "end"],
+)
+def test_what_one_record_lacks_is_told_as_its_end_only_where_it_ends(held: list[int], step: int, said: str) -> None:
+    cut = replace(side(6), columns=replace(columns(6), step=np.array(held)))
+
+    for answer in (compare(cut, side(8)), compare(side(8), cut)):
+        assert (answer["bit_equal_until"], answer["first_divergence"]) == (step, None)
+        assert answer["explanation"].endswith(said)
+
+
 def test_specs_differ_by_dotted_name_and_names_do_not_count() -> None:
     one = {"name": "a", "task": {"name": "x", "width": 1}, "seed": 1, "tags": []}
     other = {"name": "b", "task": {"name": "y"}, "seed": 1, "tags": ["t"]}
@@ -139,6 +156,11 @@ def test_costs_are_a_ratio_without_the_first_steps_set_up() -> None:
     slow = side(step_time_s=[9.0, 2.0, 2.0, 2.0])
     answer = compare(side(), slow)["cost"]["step_time_s"]
     assert answer == {"a": 1.0, "b": 2.0, "ratio": 2.0}
+
+
+def test_a_scale_that_stays_infinite_does_not_change() -> None:
+    boundless = side(loss_scale_before=[math.inf] * 4, loss_scale_after=[math.inf] * 4)
+    assert compare(boundless, side())["loss_scale"]["a"]["num_changes"] == 0
 
 
 def test_a_scale_is_told_by_its_changes() -> None:
