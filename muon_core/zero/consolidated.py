@@ -13,7 +13,8 @@ Bits are kept: the float32 values that a run resumes with are those it was saved
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,37 +58,35 @@ def save_consolidated(
     Args:
         engine, optimizer: as given to `attach`.
         path: a folder that does not exist yet, on a file system that all ranks share when it is loaded.
-        client_state: what else to keep, as JSON.
+        client_state: what else to keep, as JSON; the first rank's.
         file_bytes: a file is closed once it holds this much; the first rank keeps one file in memory.
     Raises:
         ValueError: inside an accumulation window, a path that is taken, or a state that JSON cannot hold.
         OSError: the first rank could not write; every rank is told.
     """
-    if engine.micro_steps % engine.gradient_accumulation_steps():
-        raise ValueError("inside a gradient accumulation window there is a gradient to lose; save after its last step")
-    target = Path(path)
-    manifest = _manifest(engine, optimizer, client_state)
-    writer = _Writer(target, file_bytes) if dist.get_rank() == 0 else None
+    _require_between_steps(engine, "there is a gradient to lose; save after its last step")
+    is_first = dist.get_rank() == 0
+    writer = _Writer(Path(path), file_bytes, lambda: _manifest(engine, optimizer, client_state)) if is_first else None
+    _raise_everywhere(None if writer is None else writer.error)
     for key, tensor in _whole_tensors(engine, optimizer):
         if writer is not None:
             writer.add(key, tensor)
-    outcome = [writer.finish(manifest) if writer is not None else None]
-    dist.broadcast_object_list(outcome, src=0)
-    if outcome[0] is not None:
-        raise outcome[0]
+    _raise_everywhere(None if writer is None else writer.finish())
 
 
 def load_consolidated(engine: Any, optimizer: ZeroMuon, path: str | os.PathLike[str]) -> dict[str, Any]:
     """Resume from a checkpoint, whatever world size and stage wrote it.
 
-    Collective: every rank must call it, after `attach`. Settings (learning rate, momentum, …) stay those of this
-    run, except for a learning rate that a schedule has moved.
+    Collective: every rank must call it, after `attach` and between steps. Settings (learning rate, momentum, …) stay
+    those of this run, except for a learning rate that a schedule has moved.
 
     Returns:
         The `client_state` it was saved with.
     Raises:
         CheckpointMismatch: not such a checkpoint, or one of another model or routing; nothing has been changed.
+        ValueError: inside an accumulation window; nothing has been changed.
     """
+    _require_between_steps(engine, "there is a gradient that the next step would take; load after its last step")
     source = Path(path)
     manifest = _checked_manifest(source, engine, optimizer)
     partitions = optimizer.partitions
@@ -98,6 +97,19 @@ def load_consolidated(engine: Any, optimizer: ZeroMuon, path: str | os.PathLike[
         partitions.publish_weights()
     _restore_progress(engine, optimizer, manifest)
     return dict(manifest["client_state"])
+
+
+def _require_between_steps(engine: Any, reason: str) -> None:
+    if engine.micro_steps % engine.gradient_accumulation_steps():
+        raise ValueError(f"inside a gradient accumulation window {reason}")
+
+
+def _raise_everywhere(error: Exception | None) -> None:
+    """Raise the first rank's error on every rank, if it has one; collective."""
+    told = [error]
+    dist.broadcast_object_list(told, src=0)
+    if told[0] is not None:
+        raise told[0]
 
 
 def _manifest(engine: Any, optimizer: ZeroMuon, client_state: dict[str, Any] | None) -> dict[str, Any]:
@@ -214,45 +226,46 @@ def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 class _Writer:
     """Collects tensors into files beside the target, and moves the whole folder there at the end.
 
-    An error is kept until `finish`: the other ranks are inside collectives that this one must take part in.
+    An error is kept: the other ranks are inside collectives that this one must take part in.
     """
 
-    def __init__(self, target: Path, file_bytes: int) -> None:
+    def __init__(self, target: Path, file_bytes: int, manifest: Callable[[], dict[str, Any]]) -> None:
         self._target, self._file_bytes = target, file_bytes
-        self._partial = target.with_name(target.name + ".partial")
         self._held: dict[str, Tensor] = {}
         self._files: dict[str, str] = {}
         self._num_files = 0
-        self._error: Exception | None = None
+        self.error: Exception | None = None
         try:
+            self._partial = target.with_name(target.name + ".partial")
+            self._manifest = manifest()
             if target.exists():
                 raise ValueError(f"{target} exists already; a checkpoint never replaces another")
             shutil.rmtree(self._partial, ignore_errors=True)
             self._partial.mkdir(parents=True)
-        except (OSError, ValueError) as error:
-            self._error = error
+        except Exception as error:  # Whatever it is: the other ranks wait for this one's word.
+            self.error = error
 
     def add(self, key: str, tensor: Tensor) -> None:
-        if self._error is not None:
+        if self.error is not None:
             return
         self._held[key] = tensor
         if sum(held.numel() * held.element_size() for held in self._held.values()) >= self._file_bytes:
             self._write_held()
 
-    def finish(self, manifest: dict[str, Any]) -> Exception | None:
+    def finish(self) -> Exception | None:
         """Complete the checkpoint and return what went wrong, if anything did."""
-        if self._error is None:
+        if self.error is None:
             self._write_held()
-        if self._error is None:
+        if self.error is None:
             try:
-                text = json.dumps({**manifest, "tensors": self._files}, indent=1, sort_keys=True)
+                text = json.dumps({**self._manifest, "tensors": self._files}, indent=1, sort_keys=True)
                 (self._partial / MANIFEST).write_text(text)
                 self._partial.rename(self._target)
             except OSError as error:
-                self._error = error
-        if self._error is not None:
+                self.error = error
+        if self.error is not None:
             shutil.rmtree(self._partial, ignore_errors=True)
-        return self._error
+        return self.error
 
     def _write_held(self) -> None:
         if not self._held:
@@ -262,7 +275,7 @@ class _Writer:
         try:
             save_file(self._held, self._partial / name)
         except Exception as error:  # safetensors wraps what the operating system says in an error of its own.
-            self._error = OSError(f"cannot write {self._partial / name}: {error}")
+            self.error = OSError(f"cannot write {self._partial / name}: {error}")
         self._files.update(dict.fromkeys(self._held, name))
         self._held = {}
 
@@ -407,6 +420,18 @@ def _restore_progress(engine: Any, optimizer: ZeroMuon, manifest: dict[str, Any]
         for name in _SCALER:
             setattr(scaler, name, manifest["loss_scaler"][name])
     if manifest["schedule"] is not None and engine.lr_scheduler is not None:
-        engine.lr_scheduler.load_state_dict(manifest["schedule"])
+        engine.lr_scheduler.load_state_dict(_as_held(engine.lr_scheduler.state_dict(), manifest["schedule"]))
         for group in optimizer.param_groups:
             group["lr"] = manifest["learning_rates"][group["route"]]
+
+
+def _as_held(own: Any, loaded: Any) -> Any:
+    """Give a schedule's state the keys back that JSON made texts of: MultiStepLR counts its milestones by number."""
+    if isinstance(own, dict) and isinstance(loaded, dict):
+        if isinstance(own, Counter) or any(not isinstance(key, str) for key in own):
+            numbered = {json.loads(key): value for key, value in loaded.items()}
+            return Counter(numbered) if isinstance(own, Counter) else numbered
+        return {key: _as_held(own.get(key), value) for key, value in loaded.items()}
+    if isinstance(own, list | tuple) and isinstance(loaded, list):
+        return [_as_held(*pair) for pair in zip(own, loaded, strict=True)] if len(own) == len(loaded) else loaded
+    return loaded

@@ -3,17 +3,27 @@
 from pathlib import Path
 from typing import Any
 
+import deepspeed
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from muon_core import load_consolidated, save_consolidated
+from muon_core import attach, build_optimizer, load_consolidated, save_consolidated
 from muon_core.errors import CheckpointMismatch
 from muon_core.zero.layout import attachment_of
 from muon_core.zero.precision import engine_step
-from tests.distributed.scenario import DTYPES, Stack, digest, ds_config, full_state, full_weights, muon_engine
+from tests.distributed.scenario import (
+    DTYPES,
+    Stack,
+    digest,
+    ds_config,
+    full_state,
+    full_weights,
+    muon_engine,
+    take_down,
+)
 
 GLOBAL_BATCH = 8
 WIDTHS = (24, 40, 17)
@@ -133,7 +143,7 @@ def thawed(*, stage: int, folder: str) -> dict[str, bool]:
 
 
 def refused_save(*, folder: str) -> list[str]:
-    """Try to save over what stands there, and inside an accumulation window."""
+    """Try to save over what stands there, and inside an accumulation window; and to load there."""
     messages = []
     Path(folder).mkdir(exist_ok=True)
     with _engine(1, "fp32", seed=0, gas=2) as (engine, optimizer):
@@ -145,7 +155,51 @@ def refused_save(*, folder: str) -> list[str]:
                 save_consolidated(engine, optimizer, folder)
             except ValueError as error:
                 messages.append(str(error))
+        before = _everything(engine)
+        try:
+            load_consolidated(engine, optimizer, folder)
+        except ValueError as error:
+            messages.append(str(error))
+        assert _everything(engine) == before
     return messages
+
+
+def refused_by_the_first_rank(*, folder: str | None) -> str:
+    """Try to save where the first rank alone has something wrong: a state that is not JSON, or a nameless folder."""
+    with _engine(1, "fp32", seed=0) as (engine, optimizer):
+        state = {"seen": {1, 2}} if folder is not None and dist.get_rank() == 0 else {}
+        try:
+            save_consolidated(engine, optimizer, folder or ".", client_state=state)
+        except ValueError as error:
+            return str(error)
+    return "saved"
+
+
+def learning_rates(*, folder: str, is_resumed: bool, steps: int = 2, more: int = 3) -> list[float]:
+    """Train under a schedule of torch's whose state is not JSON's own types; save midway, or resume from there."""
+    torch.manual_seed(0)
+    model = Stack((6, 6))
+    optimizer = build_optimizer(model, lr=0.1, adam={"lr": 1e-3})
+    schedules = [
+        torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5, 2),
+        torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2]),
+    ]
+    schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, schedules, [2])
+    config = ds_config(stage=1, precision="fp32")
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=config)
+    rates = []
+    try:
+        attach(engine, optimizer)
+        if is_resumed:
+            load_consolidated(engine, optimizer, folder)
+        for step in range(steps if is_resumed else 0, steps + more):
+            engine.backward(engine(torch.ones(2, 6)).square().mean())
+            rates.append(engine_step(engine).lr)
+            if step + 1 == steps:
+                save_consolidated(engine, optimizer, folder)
+    finally:
+        take_down(engine)
+    return rates
 
 
 def _engine(stage: int, precision: str, *, seed: int, gas: int = 1, **settings: Any) -> Any:

@@ -130,9 +130,34 @@ def test_a_damaged_checkpoint_is_refused_with_what_is_wrong(gang: Gangs, tmp_pat
 
 def test_nothing_is_overwritten_and_no_gradient_is_lost(gang: Gangs, tmp_path: Path) -> None:
     for messages in gang(2).run(cases.refused_save, folder=str(tmp_path)):
-        assert len(messages) == 2
+        assert len(messages) == 3
         assert "exists already" in messages[0]
-        assert "inside a gradient accumulation window" in messages[1]
+        assert "inside a gradient accumulation window there is a gradient to lose" in messages[1]
+        assert "inside a gradient accumulation window there is a gradient that the next step would take" in messages[2]
+
+
+@pytest.mark.parametrize("has_name", [True, False])
+def test_what_the_first_rank_alone_cannot_save_is_refused_by_every_rank(
+    gang: Gangs, tmp_path: Path, has_name: bool
+) -> None:
+    folder = str(tmp_path / "checkpoint") if has_name else None
+    expected = "is not JSON" if has_name else "empty name"
+
+    for message in gang(2).run(cases.refused_by_the_first_rank, folder=folder, timeout_s=20):
+        assert expected in message
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_schedule_whose_milestones_are_numbers_goes_on_as_if_nothing_had_happened(
+    gang: Gangs, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "checkpoint")
+
+    (whole,) = gang(1).run(cases.learning_rates, folder=folder, is_resumed=False)
+    (rest,) = gang(1).run(cases.learning_rates, folder=folder, is_resumed=True)
+
+    assert whole == pytest.approx([0.05, 0.05, 0.1, 0.01, 0.001])
+    assert rest == whole[2:]
 
 
 @pytest.mark.parametrize(
