@@ -6,7 +6,7 @@ import json
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Select, and_, case, func, or_, select, update
@@ -433,13 +433,13 @@ def _write_cursor(sort: str, value: Any, run_id: int) -> str:
 def _read_cursor(cursor: str, sort: str) -> tuple[Any, int]:
     try:
         cursor_sort, kind, value, run_id = json.loads(base64.urlsafe_b64decode(cursor.encode("ascii")))
-        value = datetime.fromisoformat(value) if kind == "at" else value
+        value = datetime.fromisoformat(value).astimezone(UTC) if kind == "at" else value
         fits = (
             isinstance(run_id, int)
             and abs(run_id) < 2**63
             and (value is None or _is_comparable(value, SORTABLE[sort.removeprefix("-")]))
         )
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         fits, cursor_sort, value, run_id = False, None, None, 0
     if not fits or cursor_sort != sort:
         raise InvalidInput(
@@ -454,7 +454,8 @@ def _read_cursor(cursor: str, sort: str) -> tuple[Any, int]:
 def _is_comparable(value: Any, column: ColumnElement[Any]) -> bool:
     expected = column.type.python_type
     if expected is datetime:
-        return isinstance(value, datetime) and value.tzinfo is not None
+        return isinstance(value, datetime)
     if expected in (int, float):
-        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**1023
+        largest = 2**63 if isinstance(value, int) else 2**1023
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < largest
     return isinstance(value, str)

@@ -19,7 +19,7 @@ from sqlalchemy import ColumnElement, exists, or_, select
 from muonscope.contract.status import FailureKind, Implementation, RunStatus, StepOrdering, Verdict
 from service.errors import InvalidInput
 from service.store.models import Experiment, Run, RunSummary, RunTag
-from service.store.types import storable_text
+from service.store.types import lowered, storable_text
 
 MAX_QUERY_LENGTH: Final = 1000
 _LARGEST: Final = 2.0**62
@@ -40,10 +40,18 @@ _NUMBERS: Final[dict[str, Any]] = {
     "overflows": RunSummary.overflows,
     "discarded": RunSummary.discarded,
 }
+
+
+def _named_like(value: str) -> ColumnElement[bool]:
+    if value.isascii():
+        return Run.name.icontains(value, autoescape=True)
+    return lowered(Run.name).contains(value.lower(), autoescape=True)
+
+
 _TEXTS: Final[dict[str, Callable[[str], ColumnElement[bool]]]] = {
     "tag": lambda value: exists().where(RunTag.run_id == Run.id, RunTag.tag == value),
     "task": lambda value: Run.task == value,
-    "name": lambda value: Run.name.icontains(value, autoescape=True),
+    "name": _named_like,
     "id": lambda value: Run.uid == storable_text(value),
     "fingerprint": lambda value: Run.fingerprint.startswith(storable_text(value), autoescape=True),
     "experiment": lambda value: Run.experiment_id.in_(
@@ -94,7 +102,7 @@ def _condition(token: str) -> ColumnElement[bool]:
             value=token,
             remedy=f"use one of {', '.join(FIELDS)}, or quote free text",
         )
-    if not value:
+    if not value.strip(","):
         raise InvalidInput(f"{field} has no value", field="q", value=token, remedy=f"write {field}:value")
     if field in _NUMBERS:
         return _number_condition(field, value)

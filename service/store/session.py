@@ -25,6 +25,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
 from service.errors import Unavailable
+from service.store.types import LOWER_OF_SQLITE
 
 __all__ = ["Database", "Session"]
 
@@ -132,6 +133,7 @@ class Database:
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
     # The driver must not begin transactions of its own: _begin_sqlite says which kind.
     connection.isolation_level = None
+    connection.create_function(LOWER_OF_SQLITE, 1, str.lower, deterministic=True)
     cursor = connection.cursor()
     if not cursor.execute("PRAGMA page_count").fetchone()[0]:
         # Before the first page is written, else it takes a VACUUM; on a store in use it would wait for the writer.

@@ -61,6 +61,27 @@ def _postgresql_now(element: database_now, compiler: SQLCompiler, **_: Any) -> s
     return "clock_timestamp()"
 
 
+class lowered(FunctionElement[str]):
+    """Text in lower case, letters beyond ASCII too, which SQLite's own `lower` leaves as they are."""
+
+    type = Text()
+    inherit_cache = True
+
+
+LOWER_OF_SQLITE: Final = "muonscope_lower"
+"""The function that each SQLite connection is given for it."""
+
+
+@compiles(lowered, "sqlite")
+def _sqlite_lower(element: lowered, compiler: SQLCompiler, **options: Any) -> str:
+    return f"{LOWER_OF_SQLITE}({compiler.process(element.clauses, **options)})"
+
+
+@compiles(lowered, "postgresql")
+def _postgresql_lower(element: lowered, compiler: SQLCompiler, **options: Any) -> str:
+    return f"lower({compiler.process(element.clauses, **options)})"
+
+
 # Built once: building a statement costs more than running it.
 _READ_CLOCK: Final = select(database_now())
 

@@ -1,4 +1,6 @@
+import base64
 import contextlib
+import json
 from collections.abc import Callable
 
 import pytest
@@ -153,11 +155,12 @@ def test_the_queue_is_by_priority_then_age(database: Database) -> None:
 def _searchable(database: Database) -> None:
     queue_run(database, spec(name="Tiny GPT 100%", tags=["night run"], zero_stage=2))
     queue_run(database, spec(name="tiny_linear", step_ordering="master", loss_scale={"initial_power": 0}, steps=30))
+    queue_run(database, spec(name="Größe ÄÖÜ"))
     queue_run(database, spec(name="big", implementation="deepspeed", step_ordering="deferred", precision="bf16"))
 
 
 SEARCHES = [
-    ("", {"Tiny GPT 100%", "tiny_linear", "big"}),
+    ("", {"Tiny GPT 100%", "tiny_linear", "big", "Größe ÄÖÜ"}),
     ("tiny", {"Tiny GPT 100%", "tiny_linear"}),
     ("gpt TINY", {"Tiny GPT 100%"}),
     ("100%", {"Tiny GPT 100%"}),
@@ -165,20 +168,25 @@ SEARCHES = [
     ("y_l", {"tiny_linear"}),
     ('"tiny gpt"', {"Tiny GPT 100%"}),
     ("name~lin", {"tiny_linear"}),
+    ("größe", {"Größe ÄÖÜ"}),
+    ("GRÖ äöü", {"Größe ÄÖÜ"}),
+    ("name~ö,big", {"Größe ÄÖÜ", "big"}),
+    ("ö%", set()),
+    ("task:,simple_model, id:x,", set()),
     ("ordering:master", {"tiny_linear"}),
     ("ordering:master,deferred", {"tiny_linear", "big"}),
     ("impl:deepspeed", {"big"}),
     ("stage:2", {"Tiny GPT 100%"}),
-    ("scale:>=2^16", {"Tiny GPT 100%"}),
+    ("scale:>=2^16 name~tiny", {"Tiny GPT 100%"}),
     ("scale:<2", {"tiny_linear"}),
     ("scale:1", {"tiny_linear"}),
     ("steps:<=30", {"tiny_linear"}),
     ('tag:"night run"', {"Tiny GPT 100%"}),
     ("tag:night", set()),
-    ("status:queued,failed", {"Tiny GPT 100%", "tiny_linear", "big"}),
+    ("status:queued,failed", {"Tiny GPT 100%", "tiny_linear", "big", "Größe ÄÖÜ"}),
     ("status:failed", set()),
     ("verdict:dies", set()),
-    ("overflows:0", {"Tiny GPT 100%", "tiny_linear", "big"}),
+    ("overflows:0", {"Tiny GPT 100%", "tiny_linear", "big", "Größe ÄÖÜ"}),
     ("' OR 1=1 --", set()),
     ("\x00", set()),
     ("id:\x00", set()),
@@ -204,6 +212,7 @@ def test_the_search_finds_what_it_says(database: Database) -> None:
         ("steps:" + "9" * 30, "2^16"),
         ('"open', "close"),
         ("status:", "status:value"),
+        ("tag:,", "tag:value"),
         ("x" * 1001, "1000"),
     ],
 )
@@ -254,6 +263,24 @@ def test_a_page_is_not_shifted_by_runs_that_arrive_meanwhile(database: Database)
         second = RunRepository(session).list(limit=2, cursor=first.next_cursor)
 
     assert [run.uid for run in [*first.runs, *second.runs]] == uids[::-1]
+
+
+@pytest.mark.parametrize(
+    ("sort", "value"),
+    [
+        ("zero_stage", 2**64),
+        ("last_loss", 2**64),
+        ("status", 2**64),
+        ("created_at", "0001-01-01T00:00:00+23:00"),
+        ("created_at", "9999-12-31T23:59:59-23:00"),
+    ],
+)
+def test_a_cursor_that_holds_what_no_row_can_is_refused(sqlite_database: Database, sort: str, value: int | str) -> None:
+    kind = "at" if isinstance(value, str) else "is"
+    cursor = base64.urlsafe_b64encode(json.dumps([sort, kind, value, 1]).encode()).decode()
+
+    with pytest.raises(InvalidInput, match="cursor"):
+        _names(sqlite_database, sort=sort, cursor=cursor)
 
 
 @pytest.mark.parametrize(
