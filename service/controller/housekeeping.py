@@ -14,6 +14,8 @@ from service.store.session import Database
 logger = logging.getLogger(__name__)
 
 _PERIOD_S: Final = 3600.0
+# While it does not lead: it begins to moments after its start, or when another one ends.
+_LOOK_S: Final = 5.0
 
 
 class Housekeeper:
@@ -37,12 +39,16 @@ class Housekeeper:
 
     async def _keep(self) -> None:
         while True:
-            if self._leadership.is_leading:
+            leads = self._leadership.is_leading
+            if leads:
                 try:
                     await asyncio.to_thread(self.tidy)
                 except Unavailable as error:
                     logger.warning("housekeeping waits: %s", error, extra={"action": "housekeeping_waits"})
-            await asyncio.sleep(_PERIOD_S)
+                except Exception:
+                    # Whatever it was, nothing else would begin again.
+                    logger.exception("housekeeping failed", extra={"action": "housekeeping_failed"})
+            await asyncio.sleep(_PERIOD_S if leads else _LOOK_S)
 
     def tidy(self) -> int:
         """Delete what is kept no longer and return how many runs that were. Blocks."""

@@ -139,6 +139,10 @@ class Leadership:
             except ServiceError as error:
                 leads = self.is_leading
                 logger.warning("the lead cannot be renewed: %s", error.detail, extra={"action": "claim_failed"})
+            except Exception:
+                # A server that takes no writes for a moment, say: who stops trying would never lead again.
+                leads = self.is_leading
+                logger.exception("the lead cannot be renewed", extra={"action": "claim_failed"})
             if leads and not was_leading:
                 logger.info("this controller leads, term %d", self.term, extra={"action": "leads"})
                 on_gain()

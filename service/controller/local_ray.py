@@ -141,7 +141,8 @@ class LocalRay:
                 dead, self._head = self._head, None
                 await asyncio.to_thread(end_head, dead.id)
                 continue
-            except (OSError, RuntimeError, psutil.Error, ValueError):
+            except Exception:
+                # Whatever it was (no port, a store that does not say what is live), nothing else would begin again.
                 logger.exception("the local Ray did not start", extra={"action": "ray_start_failed"})
             self._head = None
             await asyncio.sleep(_RESTART_PAUSE_S)
