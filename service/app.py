@@ -49,6 +49,7 @@ from service.controller.ray_launcher import RayLauncher, read_token
 from service.controller.token_files import TokenFiles
 from service.controller.worker_environment import worker_environment
 from service.dashboard import views
+from service.errors import Unavailable
 from service.settings import Settings
 from service.store import migrate
 from service.store.session import Database
@@ -213,7 +214,11 @@ def _lifespan(
 async def _stop_ray(local_ray: LocalRay, controller: ControllerLoop, leadership: Leadership) -> None:
     # Who led once and leads no more leaves the head to the one that has taken it over. A run that was to be stopped
     # keeps none: nobody would be there to stop it.
-    keep_running = leadership.another_leads or await run_in_threadpool(controller.has_wanted_attempts)
+    try:
+        keep_running = leadership.another_leads or await run_in_threadpool(controller.has_wanted_attempts)
+    except Unavailable as error:
+        logger.warning("Ray goes on, as it may have live runs: %s", error, extra={"action": "ray_kept"})
+        keep_running = True
     await local_ray.stop(keep_running=keep_running)
 
 

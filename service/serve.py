@@ -17,6 +17,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from service.app import create_app
+from service.errors import Unavailable
 from service.settings import Settings
 from service.store import migrate
 from service.store.session import Database
@@ -175,7 +176,11 @@ class Server(uvicorn.Server):
 
     async def _end_when_drained(self) -> None:
         controller: Any = self._app.state.controller
-        while await asyncio.to_thread(controller.has_live_attempts) and not self.should_exit:
+        while not self.should_exit:
+            # A store that does not answer now says later what is live.
+            with suppress(Unavailable):
+                if not await asyncio.to_thread(controller.has_live_attempts):
+                    break
             await asyncio.sleep(_DRAIN_LOOK_S)
         self.end()
 
@@ -185,7 +190,11 @@ class Server(uvicorn.Server):
             await asyncio.sleep(0.05)
         if not self.should_exit:
             settings = self._app.state.settings
-            await asyncio.to_thread(_write_address, self._address_file, settings.effective_advertise_url)
+            try:
+                await asyncio.to_thread(_write_address, self._address_file, settings.effective_advertise_url)
+            except OSError as error:
+                logger.warning("commands will not find this service by its home: %s", error,
+                               extra={"action": "address_unwritten"})  # fmt: skip
             self._on_ready(settings.effective_advertise_url)
 
 
