@@ -33,16 +33,16 @@ def expand(base: Mapping[str, Any], matrix: Mapping[str, Sequence[Any]], *, name
             raise InvalidInput(
                 f"{field} has no values", field=f"matrix.{field}", value=values, remedy="list at least one value"
             )
-        if any(value in values[:place] for place, value in enumerate(values)):
-            raise InvalidInput(
-                f"{field} lists a value twice", field=f"matrix.{field}", value=list(values),
-                remedy="list each value once",
-            )  # fmt: skip
         count *= len(values)
         if count > MAX_RUNS:
             raise InvalidInput(
                 f"the matrix has more than {MAX_RUNS} combinations", field="matrix", value=count,
                 remedy="split the experiment",
+            )  # fmt: skip
+        if any(value in values[:place] for place, value in enumerate(values)):
+            raise InvalidInput(
+                f"{field} lists a value twice", field=f"matrix.{field}", value=list(values),
+                remedy="list each value once",
             )  # fmt: skip
     return [_cell(base, dict(zip(matrix, chosen, strict=True)), name) for chosen in itertools.product(*matrix.values())]
 
