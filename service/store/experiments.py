@@ -17,7 +17,8 @@ from service.store.types import read_clock, storable_text
 def experiment_status(runs: Mapping[RunStatus, int]) -> str:
     """Say where an experiment stands: queued, running, succeeded (every run has an outcome) or stopped."""
     total = sum(runs.values())
-    if runs.get(RunStatus.QUEUED, 0) == total:
+    # Of one whose runs were all deleted none is waited for.
+    if total and runs.get(RunStatus.QUEUED, 0) == total:
         return RunStatus.QUEUED.value
     if any(count for status, count in runs.items() if not status.is_terminal):
         return RunStatus.RUNNING.value
