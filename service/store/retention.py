@@ -5,7 +5,7 @@ time, so that no writer waits long.
 """
 
 import shutil
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +21,7 @@ from service.store.session import Database
 from service.store.types import read_clock
 
 _PAGES: Final = 2000
+_EARLIEST: Final = datetime(1, 1, 1, tzinfo=UTC)
 _ENDED: Final = [status for status in RunStatus if status.is_terminal]
 _LARGE: Final = (Step, Block, ParameterBlock, SystemLoad, NonfiniteEvent)
 
@@ -72,7 +73,11 @@ class Retention:
     def expired(self, days: float, *, limit: int = 100) -> list[str]:
         """List runs that ended longer ago than this, the oldest first."""
         with self._database.read() as session:
-            oldest_kept = read_clock(session) - timedelta(days=days)
+            now = read_clock(session)
+            if days > (now - _EARLIEST).days:
+                # All that can be kept is: `inf` is a way to say so.
+                return []
+            oldest_kept = now - timedelta(days=days)
             query = select(Run.uid).where(Run.status.in_(_ENDED), Run.finished_at < oldest_kept)
             return list(session.scalars(query.order_by(Run.finished_at).limit(limit)))
 

@@ -173,3 +173,24 @@ def test_what_counts_on_revisions_misses_nothing_after_the_newest_run_is_gone(
     any_client.delete(f"/runs/{first.run_id}")
     with database.read() as session:
         assert AlertRepository(session).list()[0].seen_revision == RunRepository(session).last_revision() == 0
+
+
+def test_an_experiment_whose_runs_are_all_gone_does_not_wait_for_any(
+    client: httpx.Client, sqlite_database: Database, home: Path
+) -> None:
+    asked = {"name": "gone", "base": {"steps": 2}, "matrix": {"seed": [1, 2]}}
+    experiment = client.post("/experiments", json=asked).json()
+    for run in experiment["runs"]:
+        client.post(f"/runs/{run['id']}/stop")
+        assert client.delete(f"/runs/{run['id']}").status_code == 204
+
+    left = client.get(f"/experiments/{experiment['id']}").json()
+
+    assert (experiment["status"], left["status"], left["runs"]) == ("queued", "succeeded", [])
+
+
+@pytest.mark.parametrize("days", [float("inf"), 1e9, 1e6])
+def test_runs_that_are_kept_longer_than_time_itself_are_never_deleted(
+    sqlite_database: Database, home: Path, days: float
+) -> None:
+    assert Retention(sqlite_database, home).expired(days) == []
