@@ -41,10 +41,11 @@ class CheckpointRepository:
         """Take in which of the run's checkpoints are there now; each new or rewritten one leaves an event."""
         run = attempt.run
         known = {row.step: row for row in self.list(run)}
-        gone = known.keys() - {fact.step for fact in found}
+        named = {fact.step: fact for fact in found}
+        gone = known.keys() - named.keys()
         if gone:
             self._session.execute(delete(Checkpoint).where(Checkpoint.run_id == run.id, Checkpoint.step.in_(gone)))
-        news = [fact for fact in found if self._is_news(known.get(fact.step), fact)]
+        news = [fact for fact in named.values() if self._is_news(known.get(fact.step), fact)]
         now = read_clock(self._session)
         for fact in news:
             row = known.get(fact.step)

@@ -9,6 +9,7 @@ from muonscope.contract.status import AttemptStatus, RunStatus
 from muonscope.contract.telemetry import encode_batch
 from service.controller.transitions import LEGAL
 from service.store.attempts import AttemptRepository
+from service.store.checkpoints import CheckpointRepository
 from service.store.events import EventRepository
 from service.store.runs import RunRepository
 from service.store.session import Database
@@ -328,3 +329,15 @@ def test_parameters_come_with_the_facts(client: httpx.Client, sqlite_database: D
     voice.post("facts", {"parameters": PARAMETERS})
 
     assert client.get(f"/runs/{voice.run_id}/parameters").json() == {"parameters": PARAMETERS}
+
+
+def test_a_checkpoint_that_is_reported_twice_is_kept_once(client: httpx.Client, sqlite_database: Database) -> None:
+    voice = workers(client, sqlite_database)
+    told = {"step": 10, "total_bytes": 1, "manifest_sha256": "0" * 64}
+
+    answer = voice.post("checkpoints", {"checkpoints": [told, told]})
+
+    assert answer.status_code == 204
+    with sqlite_database.read() as session:
+        run = RunRepository(session).get(voice.run_id)
+        assert [row.step for row in CheckpointRepository(session).list(run)] == [10]
