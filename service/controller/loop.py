@@ -275,14 +275,14 @@ class ControllerLoop:
         situation = await self._observe(began)
         plan = await asyncio.to_thread(self._decide, situation)
         self._act(plan)
-        for message in await asyncio.to_thread(self._deliverer.due):
-            self._spawn(self._deliver(message))
         self._remember(plan, situation, began)
-        self._ticked_at = self._clock()
         if plan.is_unfinished:
             self._wake.set()
         if plan.changed:
             self._on_change()
+        for message in await asyncio.to_thread(self._deliverer.due):
+            self._spawn(self._deliver(message))
+        self._ticked_at = self._clock()
 
     # -- observe -----------------------------------------------------------------------------------------------------
 
@@ -299,12 +299,7 @@ class ControllerLoop:
                 self._resources_at = now
             if now - self._swept_at > _SWEEP_S:
                 orphans = await self._sweep(live, now)
-            if now - self._pruned_at > _PRUNE_S:
-                await self._launcher.prune(self._owner, keep=_KEPT_JOBS, spare=live)
-                self._pruned_at = now
-            if not self._is_prepared:
-                await self._launcher.prepare()
-                self._is_prepared = True
+            await self._ease(live, now)
             self._note_reachable()
         except LauncherUnavailable as error:
             if self._problem != str(error):
@@ -326,6 +321,18 @@ class ControllerLoop:
             closed=self._closed,
             was_away=now - self._ticked_at > self._settings.lease_s / 2,
         )
+
+    async def _ease(self, live: Collection[str], now: float) -> None:
+        """Do what makes Ray quicker: what fails of it (the head's agent is behind a firewall) keeps no run waiting."""
+        try:
+            if now - self._pruned_at > _PRUNE_S:
+                self._pruned_at = now
+                await self._launcher.prune(self._owner, keep=_KEPT_JOBS, spare=live)
+            if not self._is_prepared:
+                self._is_prepared = True
+                await self._launcher.prepare()
+        except LauncherUnavailable as error:
+            logger.warning("Ray is left as it is: %s", error, extra={"action": "ray_uneased"})
 
     def _live_submission_ids(self) -> list[str]:
         with self._database.read() as session:
@@ -409,6 +416,11 @@ class ControllerLoop:
         except JobRefused as error:
             logger.warning("Ray refused %s", submission_id, extra={"action": "job_refused"})
             self._memory.refusals[submission_id] = Failure(kind=FailureKind.SETUP_FAILED, message=str(error)[:20_000])
+        except OSError as error:
+            # What the driver is to read cannot be written.
+            logger.warning("submitting %s: %s", submission_id, error, extra={"action": "submit_failed"})
+            message = f"the job could not be submitted: {error}"
+            self._memory.refusals[submission_id] = Failure(kind=FailureKind.SETUP_FAILED, message=message)
         except (LauncherUnavailable, Unavailable) as error:
             # Whether the job was taken is unknown: the next observation shows it, or the attempt is lost.
             logger.warning("submitting %s: %s", submission_id, error, extra={"action": "submit_unanswered"})
@@ -434,7 +446,8 @@ class ControllerLoop:
         memory = self._memory
         for name in situation.submitted_phases:
             memory.phases.pop(name, None)
-        for name in situation.refusals:
+        for name in situation.refusals.keys() - plan.held.keys():
+            # Those that are still held are closed in a later tick.
             memory.refusals.pop(name, None)
         memory.stop_seen = {name: memory.stop_seen.get(name, now) for name in plan.stopping}
         memory.stop_sent = {name: at for name, at in memory.stop_sent.items() if now - at < 60}

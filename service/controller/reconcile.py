@@ -92,7 +92,7 @@ def _settle(attempt: LiveAttempt, jobs: Mapping[str, Job] | None) -> list[Action
     if attempt.refusal is not None:
         if attempt.stop_requested:
             return [CloseAttempt(name, AttemptStatus.STOPPED, "stopped before its job was taken")]
-        return [CloseAttempt(name, AttemptStatus.FAILED, "Ray refused the job", attempt.refusal)]
+        return [CloseAttempt(name, AttemptStatus.FAILED, "its job was not taken", attempt.refusal)]
     if attempt.is_in_flight:
         return []
     if jobs is None:

@@ -10,8 +10,9 @@ from itertools import count
 import pytest
 
 from muonscope.contract.status import AttemptStatus, FailureKind, RunStatus
-from service.controller.launcher import Job, JobStatus
+from service.controller.launcher import Job, JobStatus, LauncherUnavailable
 from service.controller.loop import ControllerLoop
+from service.errors import Unavailable
 from service.store.attempts import AttemptRepository
 from service.store.queue import QueueRepository
 from service.store.runs import RunRepository
@@ -225,6 +226,63 @@ def test_a_refused_job_is_retried_and_then_fails_with_rays_words(make_desk: Call
     assert run.status is RunStatus.FAILED
     assert run.failure_message == "no such interpreter"
     assert len(run.attempts) == 2
+
+
+def test_refusals_that_a_tick_has_no_time_for_keep_rays_words(
+    make_desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.controller.plan.CLOSINGS_A_TICK", 1)
+    desk = make_desk(gpus=4.0, max_attempts=1)
+    desk.launcher.refusal = "no such interpreter"
+    uids = [desk.submit() for _ in range(4)]
+    desk.tick(6)
+    assert {desk.run(uid).failure_message for uid in uids} == {"no such interpreter"}
+
+
+def test_a_job_that_cannot_be_written_down_here_fails_with_that_reason(
+    make_desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = make_desk(max_attempts=1)
+
+    async def submit(_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(desk.launcher, "submit", submit)
+    uid = desk.submit()
+    desk.tick(2)
+    run = desk.run(uid)
+    assert (run.status, run.failure_kind) == (RunStatus.FAILED, FailureKind.SETUP_FAILED)
+    assert "No space left on device" in run.failure_message
+
+
+@pytest.mark.parametrize("what", ["prepare", "prune"])
+def test_a_cluster_that_does_not_do_what_it_need_not_runs_jobs_all_the_same(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise LauncherUnavailable("the head's agent does not answer")
+
+    monkeypatch.setattr(desk.launcher, what, fail)
+    uid = desk.submit()
+    desk.tick(2)
+    assert desk.status(uid) is RunStatus.PENDING
+    assert desk.loop.problems == []
+
+
+def test_what_a_tick_has_changed_is_told_although_the_store_is_away_a_moment_later(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+    monkeypatch.setattr(desk.loop, "_on_change", lambda: told.append(True))
+
+    def away() -> None:
+        raise Unavailable("the database cannot answer now")
+
+    monkeypatch.setattr(desk.loop._deliverer, "due", away)
+    desk.submit()
+    with pytest.raises(Unavailable):
+        desk.tick()
+    assert told == [True]
 
 
 def test_a_restarted_cluster_loses_the_attempt_and_not_the_run(desk: Desk) -> None:
