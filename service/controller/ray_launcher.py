@@ -168,12 +168,14 @@ class RayLauncher:
         if address is None:
             raise LauncherUnavailable("the local Ray is starting")
         url = path if path.startswith("http://") else address.rstrip("/") + path
-        token = self._token()
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
-            response = await self._client.request(
-                method, url, json=json, headers=headers, timeout=_TIMEOUT if timeout is None else timeout
-            )
+            token = self._token()
+        except (OSError, UnicodeError) as error:
+            raise LauncherUnavailable(f"Ray's token cannot be read: {error}") from error
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        limits = _TIMEOUT if timeout is None else httpx.Timeout(timeout, connect=_TIMEOUT.connect)
+        try:
+            response = await self._client.request(method, url, json=json, headers=headers, timeout=limits)
         except (httpx.HTTPError, OSError) as error:
             raise LauncherUnavailable(f"Ray at {address} does not answer: {type(error).__name__}") from error
         if response.status_code in (401, 403):

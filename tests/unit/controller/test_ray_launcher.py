@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from service.controller.launcher import Job, JobRefused, JobRequest, JobStatus, LauncherUnavailable
-from service.controller.ray_launcher import RayLauncher, entrypoint
+from service.controller.ray_launcher import RayLauncher, entrypoint, read_token
 from service.controller.token_files import TokenFiles
 from workers.driver import _parse, take_token
 
@@ -142,6 +142,12 @@ def test_a_broken_connection_is_unavailable() -> None:
 
     with pytest.raises(LauncherUnavailable, match="does not answer"):
         call(launcher(fail), lambda one: one.jobs(["run-abc-a1"]))
+
+
+def test_a_token_that_cannot_be_read_now_is_unavailable(tmp_path: Path) -> None:
+    one = launcher(lambda _: httpx.Response(200, json=[]), token=lambda: read_token(tmp_path / "being replaced"))
+    with pytest.raises(LauncherUnavailable, match="being replaced"):
+        call(one, lambda one: one.active_jobs())
 
 
 def test_no_address_yet_is_unavailable() -> None:
