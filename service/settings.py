@@ -160,6 +160,17 @@ class Settings(BaseSettings):
             raise ValueError("is neither sqlite:///path nor postgresql://user@host/name")
         return value
 
+    @field_validator("ray_address", mode="after")
+    @classmethod
+    def _is_a_dashboard(cls, value: str | None) -> str | None:
+        if not value:
+            return None
+        url = urlsplit(value)
+        # A port that is no number raises, and says so.
+        if url.scheme not in ("http", "https") or not url.hostname or url.port == 0:
+            raise ValueError(f"{value} is no web address; give that of Ray's dashboard, http://host:8265")
+        return value
+
     @field_validator("home", mode="after")
     @classmethod
     def _is_absolute(cls, value: Path) -> Path:

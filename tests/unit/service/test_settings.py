@@ -49,6 +49,17 @@ def test_no_host_is_no_way_to_listen_on_every_address_without_a_token(monkeypatc
     assert Settings(host="0.0.0.0").is_token_needed
 
 
+def test_an_empty_address_of_ray_starts_a_local_one_and_what_is_no_address_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MUONSCOPE_RAY_ADDRESS", "")
+    assert Settings().ray_address is None
+    for wrong in ("ray://head:10001", "head:8265", "http://", "http://head:port"):
+        with pytest.raises(ValueError, match="ray_address"):
+            Settings(ray_address=wrong)
+    assert Settings(ray_address="http://head:8265").ray_address == "http://head:8265"
+
+
 def test_a_taken_port_is_told_before_anything_starts() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
