@@ -307,11 +307,15 @@ def _pair(a: float | None, b: float | None) -> dict[str, Any]:
 
 
 def _cost(a: Side, b: Side) -> dict[str, Any]:
+    calls = _ratio(_sum(a.columns, "ns_calls"), _sum(b.columns, "ns_calls"))
+    if not np.array_equal(a.columns.step, b.columns.step):
+        # More calls over more steps cost nothing more.
+        calls["ratio"] = None
     memory = [side.final.peak_memory_bytes if side.final is not None else None for side in (a, b)]
     return {
         "step_time_s": _ratio(_median(a.columns, "step_time_s"), _median(b.columns, "step_time_s")),
         "peak_memory_bytes": _ratio(*memory),
-        "ns_calls": _ratio(_sum(a.columns, "ns_calls"), _sum(b.columns, "ns_calls")),
+        "ns_calls": calls,
     }
 
 

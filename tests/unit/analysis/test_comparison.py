@@ -158,6 +158,13 @@ def test_costs_are_a_ratio_without_the_first_steps_set_up() -> None:
     assert answer == {"a": 1.0, "b": 2.0, "ratio": 2.0}
 
 
+def test_calls_are_no_ratio_where_one_run_attempted_more_steps() -> None:
+    short, long = side(2, ns_calls=[4] * 2), side(4, ns_calls=[4] * 4)
+
+    assert compare(short, long)["cost"]["ns_calls"] == {"a": 8, "b": 16, "ratio": None}
+    assert compare(long, side(4, ns_calls=[1] * 4))["cost"]["ns_calls"] == {"a": 16, "b": 4, "ratio": 0.25}
+
+
 def test_a_scale_that_stays_infinite_does_not_change() -> None:
     boundless = side(loss_scale_before=[math.inf] * 4, loss_scale_after=[math.inf] * 4)
     assert compare(boundless, side())["loss_scale"]["a"]["num_changes"] == 0
