@@ -203,6 +203,8 @@ class SpoolWriter:
         """Let go of the spool: its readers know from then on that nothing more comes."""
         if self._descriptor is not None:
             os.close(self._descriptor)
+            # A forked child has the lock as well, and closes nothing.
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
             os.close(self._lock)
             self._descriptor = None
 
