@@ -87,6 +87,7 @@ class Recorder:
     def start(self) -> None:
         """Stand in for the engine's `step` and `backward`."""
         self._step, self._backward = self._engine.step, self._engine.backward
+        self._found = {name: vars(self._engine)[name] for name in ("step", "backward") if name in vars(self._engine)}
         self._engine.step, self._engine.backward = self._recorded_step, self._recorded_backward
         self._last_step_at = time.perf_counter()
 
@@ -94,6 +95,7 @@ class Recorder:
         """Leave the engine as it was found, and keep the record that is still under way."""
         for name in ("step", "backward"):
             vars(self._engine).pop(name, None)
+        vars(self._engine).update(self._found)
         last = self._probes.flush()
         if last is not None:
             self._keep(last)

@@ -8,6 +8,21 @@ import muonscope
 from tests.integration.recording.loops import build_engine, take_steps
 
 
+def stood_in_for(*, record: dict[str, Any]) -> tuple[bool, int]:
+    """Record an engine whose `step` is somebody's own; returns whether it still is, and how often it was called."""
+    engine, calls = build_engine("adam", 1), []
+    step = engine.step
+
+    def counted(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        return step(*args, **options)
+
+    engine.step = counted
+    with muonscope.record(engine, name="stood in for", **record):
+        take_steps(engine)
+    return vars(engine).get("step") is counted, len(calls)
+
+
 def with_a_forked_child(*, record: dict[str, Any]) -> str | None:
     """Record a loop that forks a process which outlives it, as data loaders do; returns the run's id."""
     engine = build_engine("adam", 1)
