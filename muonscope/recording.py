@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from muonscope.errors import RecordingFailed
 
 if TYPE_CHECKING:
-    from muonscope.contract.attempts import AttemptOutcome
+    from muonscope.contract.attempts import AttemptOutcome, Failure
     from muonscope.contract.recordings import RecordingStarted
     from muonscope.contract.run_spec import RunSpec
     from muonscope.contract.telemetry import StepRecord
@@ -96,6 +96,7 @@ class RecordedLoop:
         self._engine, self._wanted = engine, wanted
         self._recorder: Recorder | None = None
         self._spool: SpoolWriter | None = None
+        self._cut_short: Failure | None = None
         self._is_over = threading.Event()
 
     def __enter__(self) -> Self:
@@ -133,14 +134,28 @@ class RecordedLoop:
         final = self._recorder.final_state() if error is None or self._recorder.is_exhausted else None
         if self._spool is None:
             return
-        outcome = _outcome(error, self._recorder, self._spool.records)
+        outcome = _outcome(error, self._recorder, self._spool.records, self._cut_short)
         self._close(outcome.model_copy(update={"final": final}))
 
     # -- rank 0 ------------------------------------------------------------------------------------------------------
 
     def _keep(self, record: "StepRecord") -> None:
-        if self._spool is not None:
+        from muonscope.contract.status import FailureKind
+        from workers.errors import SpoolFull
+        from workers.failure import describe
+
+        if self._spool is None or self._cut_short is not None:
+            return
+        try:
             self._spool.append(record)
+        except (OSError, SpoolFull) as error:
+            # Raised in the script's own step, it would end the training, and leave the other ranks waiting for it.
+            cause = describe(error, rank=0, step=record.step, default=FailureKind.RECORD_INCOMPLETE)
+            self._cut_short = cause.failure
+            logger.warning(
+                "the record of %s ends before step %d, and the training goes on without it: %s",
+                self.run_id, record.step, error, extra={"action": "record_cut_short"},
+            )  # fmt: skip
 
     def _open(self, spec: "RunSpec", facts: str) -> None:
         from workers.record_shipper import FACTS
@@ -207,7 +222,10 @@ class RecordedLoop:
 
         assert self._spool is not None
         directory = self._spool.directory
-        replace_text(directory / OUTCOME, outcome.model_dump_json(exclude_none=True))
+        try:
+            replace_text(directory / OUTCOME, outcome.model_dump_json(exclude_none=True))
+        except OSError as error:
+            logger.warning("how %s ended is not kept: %s", self.run_id, error, extra={"action": "outcome_not_kept"})
         self._spool.close()
         deadline = time.monotonic() + self._wanted.patience_s
         refused = None
@@ -244,13 +262,16 @@ class RecordedLoop:
             raise problem
 
 
-def _outcome(error: BaseException | None, recorder: "Recorder", records: int) -> "AttemptOutcome":
+def _outcome(
+    error: BaseException | None, recorder: "Recorder", records: int, cut_short: "Failure | None"
+) -> "AttemptOutcome":
     from muonscope.contract.attempts import AttemptOutcome, Failure
     from muonscope.contract.status import AttemptStatus, FailureKind
     from workers.failure import describe
 
     if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
-        return AttemptOutcome(status=AttemptStatus.SUCCEEDED, declared_steps=records)
+        status = AttemptStatus.SUCCEEDED if cut_short is None else AttemptStatus.FAILED
+        return AttemptOutcome(status=status, declared_steps=records, failure=cut_short)
     if not isinstance(error, Exception):
         return AttemptOutcome(status=AttemptStatus.STOPPED, declared_steps=records)
     if recorder.is_exhausted:

@@ -3,8 +3,10 @@
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.integration.recording import loops, troubles
+from tests.integration.recording.guide import ended
 from tests.integration.recording.test_recording import Gangs
 
 
@@ -26,3 +28,17 @@ def test_a_child_that_outlives_the_loop_does_not_keep_its_record_open(gang: Gang
 
     run = service.get(f"/runs/{run_id}").json()
     assert (run["status"], run["summary"]["steps"]) == ("succeeded", loops.STEPS)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_disk_that_fills_up_ends_the_record_and_not_the_loop(
+    gang: Gangs, service: httpx.Client, world_size: int
+) -> None:
+    whole = gang(world_size).run(loops.loop, optimizer="adam", stage=1)
+    full = gang(world_size).run(troubles.on_a_full_disk, steps=3, record=_to(service), timeout_s=20)
+
+    assert [each["error"] for each in full] == [None] * world_size
+    assert [each["hash"] for each in full] == [each["hash"] for each in whole]
+    run = ended(service, full[0]["run_id"])
+    assert (run["status"], run["failure"]["kind"], run["summary"]["steps"]) == ("failed", "disk_full", 3)
+    assert run["failure"]["step"] == 3

@@ -1,11 +1,14 @@
 """Loops of somebody's own whose surroundings go wrong, as each rank runs them."""
 
+import errno
 import os
 import signal
 from typing import Any
 
 import muonscope
 from tests.integration.recording.loops import build_engine, take_steps
+from workers import spool
+from workers.final_state import hash_parameters
 
 
 def stood_in_for(*, record: dict[str, Any]) -> tuple[bool, int]:
@@ -34,3 +37,27 @@ def with_a_forked_child(*, record: dict[str, Any]) -> str | None:
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return recorded.run_id
+
+
+def on_a_full_disk(*, steps: int, record: dict[str, Any]) -> dict[str, Any]:
+    """Record a loop whose disk takes no more after `steps` of its steps; returns what became of both."""
+    engine, error, write = build_engine("adam", 1), None, os.write
+    appended = []
+
+    def limited(descriptor: int, data: bytes) -> int:
+        appended.append(1)
+        if len(appended) > steps:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data)
+
+    recording = muonscope.record(engine, name="full", **record)
+    try:
+        with recording:
+            spool.os.write = limited  # type: ignore[attr-defined]
+            take_steps(engine)
+    except Exception as caught:
+        error = type(caught).__name__
+    finally:
+        spool.os.write = write  # type: ignore[attr-defined]
+    weights = hash_parameters(list(engine.module.parameters()), is_first=True)
+    return {"run_id": recording.run_id, "error": error, "hash": weights}
