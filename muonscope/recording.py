@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from muonscope.errors import RecordingFailed
 
 if TYPE_CHECKING:
-    from muonscope.contract.attempts import AttemptOutcome, Failure
+    from muonscope.contract.attempts import AttemptOutcome, Failure, FinalState
     from muonscope.contract.recordings import RecordingStarted
     from muonscope.contract.run_spec import RunSpec
     from muonscope.contract.telemetry import StepRecord
@@ -130,8 +130,7 @@ class RecordedLoop:
     ) -> None:
         assert self._recorder is not None
         self._recorder.stop()
-        # Whoever raised alone must not wait for the others; at an exhausted loss scale all raise at the same step.
-        final = self._recorder.final_state() if error is None or self._recorder.is_exhausted else None
+        final = self._final_state(error)
         if self._spool is None:
             return
         outcome = _outcome(error, self._recorder, self._spool.records, self._cut_short)
@@ -244,6 +243,18 @@ class RecordedLoop:
             )
 
     # -- every rank --------------------------------------------------------------------------------------------------
+
+    def _final_state(self, error: BaseException | None) -> "FinalState | None":
+        """Say what moved, where every rank is there to say it; a rank that has raised alone is not waited for."""
+        assert self._recorder is not None
+        # At an exhausted loss scale all raise at the same step.
+        if not self._recorder.do_all_come(error is None or self._recorder.is_exhausted):
+            return None
+        try:
+            return self._recorder.final_state()
+        except RuntimeError as gone:
+            logger.warning("what moved in %s is not known: %s", self.run_id, gone, extra={"action": "no_final_state"})
+            return None
 
     def _agree(self, problem: Exception | None) -> None:
         """Have every rank know the id, or raise rank 0's problem: one that trained on alone would wait for ever."""

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from pydantic import ValidationError
 from torch import Tensor
+from torch.distributed.distributed_c10d import _get_default_store
 
 from muon_core.parameters import trainable_parameters
 from muon_core.zero.deepspeed_native import NativeMuon
@@ -46,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 # Hashing more than this takes seconds of a training script's time: it is left out, and said to be not measured.
 MAX_HASHED_ELEMENTS: Final = 2**28
+# How long a rank at the end of the block waits for those that are still in it.
+COME_LIMIT_S: Final = 600.0
 _PRECISIONS: Final = {torch.float16: Precision.FP16, torch.bfloat16: Precision.BF16}
 
 
@@ -99,6 +102,33 @@ class Recorder:
         last = self._probes.flush()
         if last is not None:
             self._keep(last)
+
+    def do_all_come(self, comes: bool) -> bool:
+        """Whether every rank goes on to `final_state`. Called on every rank; one that does not come waits for none.
+
+        Asked at the store where the ranks have met: a collective would wait for a rank that has left alone.
+        """
+        if self.group is None:
+            return comes
+        store = dist.PrefixStore(  # type: ignore[attr-defined]
+            f"muonscope-{self.group.group_name}", _get_default_store()
+        )
+        try:
+            if not comes:
+                store.set("left", "")
+            if store.add("ranks", 1) == dist.get_world_size():
+                store.set("all", "")
+            deadline, pause = time.monotonic() + COME_LIMIT_S, 0.001
+            while comes and not store.check(["all"]):
+                if time.monotonic() > deadline:
+                    logger.warning("some ranks are still in the block", extra={"action": "ranks_not_there"})
+                    return False
+                time.sleep(pause)
+                pause = min(2 * pause, 1.0)
+            return comes and not store.check(["left"])
+        except RuntimeError:
+            # The rank that keeps the store is gone.
+            return False
 
     def final_state(self) -> FinalState:
         """Say what has moved since the recorder was made. Collective."""

@@ -42,3 +42,13 @@ def test_a_disk_that_fills_up_ends_the_record_and_not_the_loop(
     run = ended(service, full[0]["run_id"])
     assert (run["status"], run["failure"]["kind"], run["summary"]["steps"]) == ("failed", "disk_full", 3)
     assert run["failure"]["step"] == 3
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_leaves_alone_is_not_waited_for(gang: Gangs, service: httpx.Client, rank: int) -> None:
+    left = gang(2).run(troubles.one_leaves_alone, rank=rank, record=_to(service), timeout_s=20)
+
+    assert [error for error, _ in left] == ["ZeroDivisionError" if each == rank else None for each in range(2)]
+    run = ended(service, left[0][1])
+    assert (run["status"], run["summary"]["steps"]) == ("failed" if rank == 0 else "succeeded", loops.STEPS)
+    assert run["attempts"][0]["final"] is None

@@ -5,6 +5,8 @@ import os
 import signal
 from typing import Any
 
+import torch
+
 import muonscope
 from tests.integration.recording.loops import build_engine, take_steps
 from workers import spool
@@ -61,3 +63,17 @@ def on_a_full_disk(*, steps: int, record: dict[str, Any]) -> dict[str, Any]:
         spool.os.write = write  # type: ignore[attr-defined]
     weights = hash_parameters(list(engine.module.parameters()), is_first=True)
     return {"run_id": recording.run_id, "error": error, "hash": weights}
+
+
+def one_leaves_alone(*, rank: int, record: dict[str, Any]) -> tuple[str | None, str | None]:
+    """Record a loop that one rank leaves by an error after its last step; returns the error and the run's id."""
+    engine, error = build_engine("adam", 1), None
+    recording = muonscope.record(engine, name="alone", **record)
+    try:
+        with recording:
+            take_steps(engine)
+            if torch.distributed.get_rank() == rank:
+                raise ZeroDivisionError("of this rank alone")
+    except Exception as caught:
+        error = type(caught).__name__
+    return error, recording.run_id
