@@ -183,10 +183,10 @@ class SpoolWriter:
             SpoolFull: the disk is full; what was appended before is untouched.
         """
         data = frame(encode_record(record))
-        if self._offset - self._segment_start >= self._segment_bytes:
-            self._open_segment()
         assert self._descriptor is not None
         try:
+            if self._offset - self._segment_start >= self._segment_bytes:
+                self._open_segment()
             written = os.write(self._descriptor, data)
             if written < len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -209,11 +209,12 @@ class SpoolWriter:
             self._descriptor = None
 
     def _open_segment(self) -> None:
+        path = self.directory / f"frames-{self._offset:020d}"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        # Only now: where there is no new one, the old one's number would soon be some other file's.
         if self._descriptor is not None:
             os.close(self._descriptor)
-        self._segment_start = self._offset
-        path = self.directory / f"frames-{self._offset:020d}"
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._descriptor, self._segment_start = descriptor, self._offset
 
 
 class SpoolReader:

@@ -1,5 +1,6 @@
 """The spool: what was appended is there, whole, for a reader that comes at any time."""
 
+import errno
 import os
 import statistics
 import threading
@@ -196,3 +197,24 @@ def test_a_new_attempt_sweeps_away_what_superseded_and_abandoned_ones_left(
     assert kept == {"run-x-a2", "run-x-a10", "run-y-a1", "run-w-a1"}
     os.close(shipping)
     writers["run-w-a1"].close()
+
+
+def test_a_segment_that_cannot_be_opened_leaves_the_one_before_as_it_is_and_no_other_file_is_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = SpoolWriter(tmp_path / "spool", DESTINATION, segment_bytes=1)
+    writer.append(record(0))
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("workers.spool.os.open", refuse)
+    with pytest.raises(SpoolFull, match="free some space"):
+        writer.append(record(1))
+    monkeypatch.undo()
+    # Whoever opens a file now gets the first number that is free.
+    with (tmp_path / "other").open("wb") as other:
+        writer.append(record(2))
+        assert os.fstat(other.fileno()).st_size == 0
+    writer.close()
+    assert [each.step for each in read_all(tmp_path / "spool", 4096)] == [0, 2]
