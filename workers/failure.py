@@ -124,6 +124,8 @@ def describe(
     message = f"{type(error).__name__}: {error}"
     if not expected:
         message += "\n" + "".join(traceback.format_exception(error))
+    # A file's name that is no UTF-8 comes as surrogates, which no message can carry.
+    message = message.encode("utf-8", "backslashreplace").decode()
     # A verdict is all ranks' alike: naming one would accuse it.
     accused = None if kind in VERDICT_BEARING else rank
     return RankFailure(Failure(kind=kind, rank=accused, step=at, message=message[:MAX_MESSAGE]), is_consequence)

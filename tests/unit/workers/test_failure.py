@@ -88,3 +88,10 @@ def test_of_equal_failures_the_lowest_rank_speaks() -> None:
     failures = {rank: rank_failure(FailureKind.TASK_ERROR, rank) for rank in (2, 1, 3)}
 
     assert root_cause(failures).rank == 1
+
+
+def test_a_message_with_a_files_name_that_is_no_unicode_can_be_sent() -> None:
+    failure = describe(RuntimeError("cannot read data-\udcff.bin"), rank=0, step=1).failure
+
+    assert failure.message.startswith("RuntimeError: cannot read data-\\udcff.bin")
+    assert failure.model_dump_json()
