@@ -8,6 +8,7 @@ in with the engine alone.
 import json
 import logging
 import secrets
+import subprocess
 import threading
 import time
 from collections.abc import Sequence
@@ -301,5 +302,9 @@ def _keep_shipping(directory: Path, module: str, is_over: threading.Event) -> No
         if Shipped.read(directory).refused is not None:
             return
         if not is_shipper_alive(directory):
-            start_detached(directory, module)
+            try:
+                start_detached(directory, module)
+            except (OSError, subprocess.SubprocessError) as error:
+                # The next look tries again; the record waits in its spool.
+                logger.warning("no shipper for %s: %s", directory, error, extra={"action": "shipper_not_started"})
         is_over.wait(_CHECK_S)

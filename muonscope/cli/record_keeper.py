@@ -84,8 +84,9 @@ def keep_record(directory: Path) -> None:
             run_id, attempt_id = file.begin(RunSpec.model_validate_json(wanted["spec"]))
             replace_text(begun, json.dumps({"run_id": run_id, "attempt_id": attempt_id}))
     except Exception as error:
-        # Whatever it is, the script waits for an answer.
-        replace_text(begun, json.dumps({"error": f"{type(error).__name__}: {error}"}))
+        # Whatever it is, the script waits for an answer; one that was given stays: whoever comes next goes on by it.
+        if not begun.exists():
+            replace_text(begun, json.dumps({"error": f"{type(error).__name__}: {error}"}))
         raise
     file.go_on(attempt_id)
     ship_record(directory, file)
