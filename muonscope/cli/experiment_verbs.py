@@ -139,13 +139,22 @@ def follow(client: "Client", experiment: "Experiment", screen: Screen) -> "Exper
 
 
 def _stop_what_goes(client: "Client", experiment: "Experiment", screen: Screen) -> None:
-    going = [run for run in experiment.runs if not run.is_finished]
-    for run in going:
-        client.runs.stop(run.id)
+    from muonscope.errors import Conflict
+
+    num_stopped = 0
+    for run in experiment.runs:
+        if run.is_finished:
+            continue
+        try:
+            client.runs.stop(run.id)
+        except Conflict:
+            # It has ended since it was looked at: the others go on until they are stopped.
+            continue
+        num_stopped += 1
         screen.progress(f"stopped {run.id} ({run.name})")
-    ended = len(experiment.runs) - len(going)
+    ended = len(experiment.runs) - num_stopped
     screen.progress(
-        f"stopped {len(going)} of experiment {experiment.id}'s {len(experiment.runs)} runs; {ended} had ended"
+        f"stopped {num_stopped} of experiment {experiment.id}'s {len(experiment.runs)} runs; {ended} had ended"
     )
     screen.progress(
         f"`muonscope experiment show {experiment.id}` shows them, `muonscope retry RUN` gives one another attempt"

@@ -87,7 +87,9 @@ def run(
     wanted = read_spec(spec, screen.progress)
     if not standalone:
         wanted = with_working_dir(wanted)
-    with open_client(url) if not standalone else _recording_client(record, own_task(wanted), screen) as client:
+    opened = open_client(url) if not standalone else _recording_client(record, own_task(wanted), screen)
+    # Around the service's start as well: ended in the midst of it, the command would leave it and its Ray behind.
+    with sigterm_interrupts(), opened as client:
         queued = client.runs.submit(wanted)
         # Whoever reads it in a job's log asks for the run by its id.
         screen.progress(f"run {queued.id}")
@@ -327,12 +329,17 @@ def _json_lines(steps: Iterator["Step"]) -> Iterator[str]:
 @contextmanager
 def _stopped_on_interrupt(client: "Client", run: "Run", *, wait_s: float) -> Iterator[None]:
     """Stop the run when this process is told to end, and wait until it has ended where its service ends with it."""
+    from muonscope.errors import Conflict
+
     try:
         with sigterm_interrupts():
             yield
     except KeyboardInterrupt:
-        client.runs.stop(run.id)
-        print(f"\nstopping {run.id}", file=sys.stderr)
+        try:
+            client.runs.stop(run.id)
+            print(f"\nstopping {run.id}", file=sys.stderr)
+        except Conflict as ended:
+            print(f"\n{ended}", file=sys.stderr)
         deadline = time.monotonic() + wait_s
         while time.monotonic() < deadline and not client.runs.get(run.id).is_finished:
             time.sleep(0.2)

@@ -117,6 +117,11 @@ def standalone_service(record: Path, screen: Screen, *, task: str | None = None)
         try:
             with _child_service(home, port, settings, without=_OF_ANOTHER_SERVICE, token="") as started:
                 yield started
+        except _StandsBy as found:
+            raise ServiceStartFailed(
+                f"{record} is written to already, by the service at {found.leader_url}",
+                remedy="wait until that has ended, or give another file: --record FILE",
+            ) from None
         finally:
             # A service that was killed, or ended before its run did, leaves its Ray to the next one: here is none.
             from service.controller.local_ray import end_left_head

@@ -12,7 +12,7 @@ from muonscope.cli.experiment_verbs import _dashboard
 from muonscope.cli.experiment_views import experiment_exit_code
 from muonscope.client import Experiment
 from tests.unit.cli.conftest import RunCommand
-from tests.unit.client.fake_service import DIED, TRAINED, FakeService, run_json
+from tests.unit.client.fake_service import DIED, TRAINED, FakeService, problem, run_json
 
 
 def thirty_step_run(ordering: str, power: int, end: dict[str, Any]) -> dict[str, Any]:
@@ -167,6 +167,27 @@ def test_an_interrupted_experiment_stops_the_runs_that_still_go(
     assert "stopped 1 of experiment e1's 2 runs; 1 had ended" in result.err
     assert "`muonscope experiment show e1`" in result.err
     assert "master-16" not in result.err
+
+
+def test_a_run_that_ends_by_itself_meanwhile_keeps_no_other_from_being_stopped(
+    command: RunCommand, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    names = ("master", "ordered")
+    going = experiment_json(*(thirty_step_run(name, 16, {"status": "running"}) for name in names))
+    service.answers["POST", "/experiments"] = going
+    service.answers["GET", "/experiments/e1"] = going
+    service.answers["POST", "/runs/master-16/stop"] = problem(409, "run master-16 has succeeded already")
+    service.answers["POST", "/runs/ordered-16/stop"] = run_json("ordered-16", status="running")
+    monkeypatch.setattr("time.sleep", interrupt)
+
+    result = command("experiment", "run", "thirty-step")
+
+    assert result.code == 130
+    assert "stopped ordered-16 (ordered at 2^16)" in result.err
+    assert "stopped 1 of experiment e1's 2 runs; 1 had ended" in result.err
 
 
 def test_show_prints_the_table_as_it_stands(command: RunCommand, service: FakeService) -> None:

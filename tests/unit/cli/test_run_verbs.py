@@ -150,6 +150,23 @@ def test_an_interrupted_run_is_stopped(
     assert "POST /runs/r1/stop" in service.paths()
 
 
+def test_an_interrupted_run_that_has_ended_meanwhile_is_said_to_have(
+    command: RunCommand, service: FakeService, spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    service.answers["POST", "/runs"] = run_json()
+    service.answers["GET", "/runs/r1"] = run_json(status="running")
+    service.answers["POST", "/runs/r1/stop"] = problem(409, "run r1 has succeeded already")
+    monkeypatch.setattr("time.sleep", interrupt)
+
+    result = command("run", spec)
+
+    assert result.code == 130
+    assert result.err.endswith("\nrun r1 has succeeded already\n")
+
+
 def test_an_interrupted_watch_leaves_its_run_alone(
     command: RunCommand, service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

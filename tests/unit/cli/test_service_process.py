@@ -2,9 +2,12 @@
 
 import os
 import shlex
+import signal
 import socket
+import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import httpx
@@ -291,3 +294,46 @@ def test_a_service_for_one_command_takes_nothing_from_what_is_said_of_another_on
 
     with service_process.standalone_service(tmp_path / "record.db", Screen(as_json=True)) as client:
         assert client.send(get_health()) == {}
+
+
+def test_a_command_that_is_told_to_end_while_its_service_starts_leaves_none_behind(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text("name: first")
+    script = textwrap.dedent("""
+        import os, pathlib, sys
+        from muonscope.cli import main, service_process
+
+        starts = "import os, pathlib, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(60)"
+        service_process.UP = (sys.executable, "-c", "import sys; " + starts, sys.argv.pop(1))
+        main.main()
+    """)
+    pid = tmp_path / "started"
+    words = ["run", str(tmp_path / "spec.yaml"), "--standalone", "--record", str(tmp_path / "record.db")]
+    command = subprocess.Popen([sys.executable, "-c", script, str(pid), *words], stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 20
+        while not (pid.exists() and pid.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        command.send_signal(signal.SIGTERM)
+
+        assert command.wait(20) == 130
+        assert not is_alive(int(pid.read_text()))
+    finally:
+        command.kill()
+        command.wait()
+        if pid.exists() and is_alive(int(pid.read_text())):
+            os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
+def test_a_record_that_another_command_writes_is_an_error_that_says_so(
+    leader: str, home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stand_by(monkeypatch, tmp_path, leader)
+
+    with (
+        pytest.raises(ServiceStartFailed, match=f"record.db is written to already, by the service at {leader}") as held,
+        service_process.standalone_service(tmp_path / "record.db", Screen(as_json=True)),
+    ):
+        pass
+
+    assert "--record" in (held.value.remedy or "")
