@@ -35,8 +35,8 @@ from muonscope.client.models import (
     Step,
 )
 from muonscope.client.settings import ClientSettings, checked_url, request_headers, trust_for
-from muonscope.client.streams import DEFAULT_PATIENCE_S, POLL_S, EventDecoder, Patience
-from muonscope.errors import ServiceFailed, ServiceUnreachable
+from muonscope.client.streams import DEFAULT_PATIENCE_S, POLL_S, EventDecoder, LineSplitter, Patience
+from muonscope.errors import ServiceFailed, ServiceUnreachable, UnexpectedAnswer
 
 Answer = TypeVar("Answer")
 
@@ -144,6 +144,8 @@ class AsyncClient:
                     outcome = await self._http.send(action.request)
                 except httpx.TransportError as error:
                     outcome = error
+                except httpx.DecodingError as error:
+                    raise UnexpectedAnswer(self.url, str(error)) from error
         except StopIteration as finished:
             answer: Answer = finished.value
             return answer
@@ -193,22 +195,25 @@ class AsyncClient:
                 await self._wait(patience, error)
                 continue
             patience.note_answer()
-            if answer != seen:
+            # Its text: a loss that is NaN differs from itself.
+            said = repr(answer)
+            if said != seen:
                 yield answer
             if answer.is_finished:
                 return
-            seen = answer
+            seen = said
             await asyncio.sleep(every_s)
 
     async def _read_events(self, run_id: str | None, patience: Patience) -> AsyncGenerator[Event]:
         request = build_request(calls.stream_events(run_id), self._http)
         request.headers.update(patience.headers())
-        decoder = EventDecoder()
+        splitter, decoder = LineSplitter(), EventDecoder()
         async with self._opened(request) as response:
-            async for line in response.aiter_lines():
-                event = decoder.feed(line)
-                if event is not None:
-                    yield event
+            async for text in response.aiter_text():
+                for line in splitter.feed(text):
+                    event = decoder.feed(line)
+                    if event is not None:
+                        yield event
 
     @asynccontextmanager
     async def _opened(self, request: httpx.Request) -> AsyncIterator[httpx.Response]:
@@ -224,6 +229,8 @@ class AsyncClient:
                 await response.aclose()
         except httpx.TransportError as error:
             raise unreachable(request, error) from error
+        except httpx.DecodingError as error:
+            raise UnexpectedAnswer(self.url, str(error)) from error
 
     async def _wait(self, patience: Patience, failure: Exception | None) -> None:
         pause_s = patience.decide_pause(time.monotonic())

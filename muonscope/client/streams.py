@@ -1,6 +1,7 @@
 """Server-sent events: their decoding, and when and where to take a broken stream up again."""
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -10,6 +11,24 @@ FIRST_RECONNECT_S: Final = 0.2
 LONGEST_RECONNECT_S: Final = 5.0
 DEFAULT_PATIENCE_S: Final = 60.0
 POLL_S: Final = 0.5
+
+
+_LINE_END: Final = re.compile(r"\r\n|\n|\r(?=[^\n])")
+
+
+class LineSplitter:
+    """Cut a stream's text into lines where server-sent events have them, and nowhere else.
+
+    `str.splitlines`, and httpx with it, also cuts at U+2028 and its like, which a run's name may hold.
+    """
+
+    def __init__(self) -> None:
+        self._rest = ""
+
+    def feed(self, text: str) -> list[str]:
+        """Take the next piece of text; returns the lines that it completes."""
+        *lines, self._rest = _LINE_END.split(self._rest + text)
+        return lines
 
 
 class EventDecoder:

@@ -34,8 +34,8 @@ from muonscope.client.models import (
     Step,
 )
 from muonscope.client.settings import ClientSettings, checked_url, request_headers, trust_for
-from muonscope.client.streams import DEFAULT_PATIENCE_S, POLL_S, EventDecoder, Patience
-from muonscope.errors import ServiceFailed, ServiceUnreachable
+from muonscope.client.streams import DEFAULT_PATIENCE_S, POLL_S, EventDecoder, LineSplitter, Patience
+from muonscope.errors import ServiceFailed, ServiceUnreachable, UnexpectedAnswer
 
 Answer = TypeVar("Answer")
 
@@ -143,6 +143,8 @@ class Client:
                     outcome = self._http.send(action.request)
                 except httpx.TransportError as error:
                     outcome = error
+                except httpx.DecodingError as error:
+                    raise UnexpectedAnswer(self.url, str(error)) from error
         except StopIteration as finished:
             answer: Answer = finished.value
             return answer
@@ -188,22 +190,25 @@ class Client:
                 self._wait(patience, error)
                 continue
             patience.note_answer()
-            if answer != seen:
+            # Its text: a loss that is NaN differs from itself.
+            said = repr(answer)
+            if said != seen:
                 yield answer
             if answer.is_finished:
                 return
-            seen = answer
+            seen = said
             time.sleep(every_s)
 
     def _read_events(self, run_id: str | None, patience: Patience) -> Iterator[Event]:
         request = build_request(calls.stream_events(run_id), self._http)
         request.headers.update(patience.headers())
-        decoder = EventDecoder()
+        splitter, decoder = LineSplitter(), EventDecoder()
         with self._opened(request) as response:
-            for line in response.iter_lines():
-                event = decoder.feed(line)
-                if event is not None:
-                    yield event
+            for text in response.iter_text():
+                for line in splitter.feed(text):
+                    event = decoder.feed(line)
+                    if event is not None:
+                        yield event
 
     @contextmanager
     def _opened(self, request: httpx.Request) -> Iterator[httpx.Response]:
@@ -219,6 +224,8 @@ class Client:
                 response.close()
         except httpx.TransportError as error:
             raise unreachable(request, error) from error
+        except httpx.DecodingError as error:
+            raise UnexpectedAnswer(self.url, str(error)) from error
 
     def _wait(self, patience: Patience, failure: Exception | None) -> None:
         pause_s = patience.decide_pause(time.monotonic())

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import json
 
 import httpx
 import pytest
@@ -92,3 +93,19 @@ def test_it_takes_a_stream_up_where_it_broke(service: FakeService, pauses: list[
 
     assert asyncio.run(follow())[:2] == [4, 5]
     assert service.requests[1].headers["Last-Event-ID"] == "4"
+
+
+def test_watching_and_streaming_read_what_the_other_client_reads() -> None:
+    service, name = FakeService(), f"two{chr(0x2028)}lines"
+    running = run_json(status="running", summary={"steps": 3, "last_loss": "NaN"})
+    service.answers["GET", "/runs/r1"] = [running, running, run_json(**TRAINED)]
+    data = json.dumps(run_json(name=name, **TRAINED), ensure_ascii=False)
+    events = httpx.Response(200, text=f"event: run\nid: 1.0\ndata: {data}\n\n")
+    service.answers["GET", "/runs/r1/events"] = [events, httpx.Response(200, json={"events": []})]
+
+    async def use() -> tuple[list[str], list[str]]:
+        async with AsyncClient("http://service", transport=service.transport) as client:
+            watched = [str(state.status) async for state in client.runs.watch("r1", every_s=0.0)]
+            return watched, [event.data["name"] async for event in client.runs.events("r1")]
+
+    assert asyncio.run(use()) == (["running", "succeeded"], [name])

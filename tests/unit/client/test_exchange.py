@@ -1,5 +1,7 @@
 """What is tried again, what is not, and what each failure becomes."""
 
+from collections.abc import Callable
+
 import httpx
 import pytest
 
@@ -14,7 +16,7 @@ from muonscope.errors import (
     Unauthorized,
     UnexpectedAnswer,
 )
-from tests.unit.client.fake_service import FakeService, problem, run_json
+from tests.unit.client.fake_service import BrokenStream, FakeService, problem, run_json
 
 BUSY = {"status": 503, "title": "A needed part is not available"}
 
@@ -172,3 +174,16 @@ def test_what_is_no_address_is_refused_at_once(url: str) -> None:
         return
     with pytest.raises(ServiceUnreachable, match="not an address"):
         Client(url)
+
+
+@pytest.mark.parametrize("read", [Client.health, lambda client: list(client.runs.csv("r1"))])
+def test_an_answer_that_does_not_unpack_is_none_of_our_service(
+    client: Client, service: FakeService, read: Callable[[Client], object]
+) -> None:
+    garbled = httpx.Response(
+        200, headers={"Content-Encoding": "gzip"}, stream=BrokenStream("not packed at all", cut=False)
+    )
+    service.answers = {("GET", path): garbled for path in ("/healthz", "/runs/r1/steps")}
+
+    with pytest.raises(UnexpectedAnswer):
+        read(client)

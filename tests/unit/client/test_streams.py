@@ -1,10 +1,12 @@
 """Server-sent events, and going on after a break."""
 
+import json
+
 import httpx
 import pytest
 
 from muonscope.client import Client
-from muonscope.client.streams import EventDecoder, Patience
+from muonscope.client.streams import EventDecoder, LineSplitter, Patience
 from muonscope.errors import NotFound, ServiceUnreachable
 from tests.unit.client.fake_service import TRAINED, BrokenStream, FakeService, problem, run_json
 
@@ -154,3 +156,41 @@ def test_a_watch_without_patience_ends_with_the_reason(
 
     with pytest.raises(ServiceUnreachable):
         list(client.runs.watch("r1", patience_s=0.0))
+
+
+def test_a_watched_run_whose_loss_is_not_a_number_is_given_once(
+    client: Client, service: FakeService, pauses: list[float]
+) -> None:
+    running = run_json(status="running", summary={"steps": 3, "last_loss": "NaN"})
+    service.answers["GET", "/runs/r1"] = [running, running, running, run_json(**TRAINED)]
+
+    statuses = [run.status for run in client.runs.watch("r1")]
+
+    assert statuses == ["running", "succeeded"]
+
+
+# By code points: they are not to be seen.
+@pytest.mark.parametrize("separator", [chr(0x2028), chr(0x85)])
+def test_a_name_that_holds_a_line_separator_of_unicode_does_not_tear_its_event(
+    client: Client, service: FakeService, pauses: list[float], separator: str
+) -> None:
+    name = f"two{separator}lines"
+    data = json.dumps(run_json(name=name, **TRAINED), ensure_ascii=False)
+    service.answers["GET", "/runs/r1/events"] = [
+        stream(f"event: run\nid: 1.0\ndata: {data}\n\n", cut=False),
+        httpx.Response(200, json=NO_HISTORY),
+    ]
+
+    (event,) = client.runs.events("r1")
+
+    assert event.data["name"] == name
+    assert event.ends_a_run
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_lines_end_where_the_standard_has_them_end_in_pieces_of_any_size(size: int) -> None:
+    splitter, text = LineSplitter(), "a\nb\rc\r\n\r\n\n\rd\n"
+
+    pieces = (text[start : start + size] for start in range(0, len(text), size))
+
+    assert [line for piece in pieces for line in splitter.feed(piece)] == ["a", "b", "c", "", "", "", "d"]
