@@ -96,6 +96,13 @@ def request_headers(settings: ClientSettings, token: str | None) -> dict[str, st
     secret = token
     if secret is None:
         secret = (settings.token.get_secret_value() if settings.token else None) or _kept_token(settings)
+    # Mounted secrets end with a newline, which no header can hold.
+    secret = (secret or "").strip()
+    if not (secret.isascii() and secret.isprintable()):
+        raise MuonscopeError(
+            "the token holds a character that no token has",
+            remedy="set MUONSCOPE_TOKEN, or what its file holds, to the text that `muonscope token create` printed",
+        )
     # A header holds no more than ASCII; a name that has more is still told apart.
     user = settings.user.encode("ascii", "backslashreplace").decode()
     return {

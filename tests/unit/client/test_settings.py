@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from muonscope.client import ClientSettings
-from muonscope.client.settings import DEFAULT_URL, trust_for
+from muonscope.client.settings import DEFAULT_URL, request_headers, trust_for
+from muonscope.errors import MuonscopeError
 
 
 @pytest.fixture(autouse=True)
@@ -51,3 +52,20 @@ def test_plain_http_trusts_no_authority_and_tls_those_that_httpx_does() -> None:
         0,
     )
     assert trust_for("https://gpu.example:8800") is True
+
+
+@pytest.mark.parametrize("text", ["msc_abc\n", " msc_abc ", "msc_abc"])
+def test_a_token_is_sent_without_what_surrounds_it(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUONSCOPE_TOKEN", text)
+
+    assert request_headers(ClientSettings(), None)["Authorization"] == "Bearer msc_abc"
+    assert request_headers(ClientSettings(), text)["Authorization"] == "Bearer msc_abc"
+    assert "Authorization" not in request_headers(ClientSettings(), "")
+
+
+@pytest.mark.parametrize("text", ["msc_\xe9", "msc_a\nmsc_b"])
+def test_a_token_that_no_header_can_hold_is_refused_and_not_shown(text: str) -> None:
+    with pytest.raises(MuonscopeError, match="a character that no token has") as refused:
+        request_headers(ClientSettings(), text)
+
+    assert "msc_" not in str(refused.value)
