@@ -3,6 +3,7 @@
 Only Typer is imported here and in the verbs' modules; whatever weighs more is imported inside the verb that needs it.
 """
 
+import io
 import json
 import re
 import sys
@@ -68,10 +69,22 @@ def main() -> None:
     """
     from muonscope.errors import MuonscopeError
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Where the locale is older than Unicode: a name is told by its escapes, and not by a traceback.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app(prog_name="muonscope")
     except MuonscopeError as error:
         _print_error(error, as_json="--json" in sys.argv)
+        sys.exit(exit_codes.FAILURE)
+    except OSError as error:
+        # One that names a file is about what the user has named; any other is a mistake of ours.
+        if error.filename is None:
+            raise
+        unusable = MuonscopeError(
+            f"{error.filename}: {error.strerror}", remedy="name another file, or make room for it"
+        )
+        _print_error(unusable, as_json="--json" in sys.argv)
         sys.exit(exit_codes.FAILURE)
     except ValueError as error:
         # Pydantic's is one; importing it for every verb would cost more than this look.

@@ -42,7 +42,8 @@ class Screen:
 
     def json(self, value: "BaseModel | Sequence[BaseModel] | Any") -> None:
         """Print one JSON document."""
-        print(json.dumps(_plain(value), indent=2, ensure_ascii=False))
+        is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+        print(json.dumps(_plain(value), indent=2, ensure_ascii=not is_unicode))
 
     def line(self, text: str = "") -> None:
         """Print one line of the answer."""

@@ -1,14 +1,16 @@
 """The command itself: quick, complete, and polite about misuse."""
 
 import json
+import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.unit.cli.conftest import RunCommand
-from tests.unit.client.fake_service import FakeService, problem
+from tests.unit.client.fake_service import TRAINED, FakeService, problem, run_json
 
 RUN_VERBS = ("submit", "run", "ls", "show", "watch", "compare", "logs", "stop", "retry", "clone", "tag", "export")
 VERBS = ("up", *RUN_VERBS, "experiment", "doctor", "db")
@@ -79,3 +81,32 @@ def test_help_comes_within_its_budget() -> None:
         times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
     assert min(times) < 0.7
+
+
+def test_a_file_that_cannot_be_written_is_an_error_of_one_line(
+    command: RunCommand, service: FakeService, tmp_path: Path
+) -> None:
+    (tmp_path / "spec.yaml").write_text("name: first")
+    service.answers["GET", "/runs/r1"] = run_json(**TRAINED)
+
+    exported = command("export", "r1", "-o", "/proc/none/steps.csv")
+    recorded = command("run", str(tmp_path / "spec.yaml"), "--standalone", "--record", "/proc/none/mine.db", "--json")
+
+    assert (exported.code, recorded.code) == (1, 1)
+    assert exported.err.startswith("muonscope: /proc/none/steps.csv: No such file or directory\n  remedy: ")
+    assert json.loads(recorded.err)["detail"] == "/proc/none: No such file or directory"
+
+
+def test_a_terminal_older_than_unicode_gets_escapes_and_whole_json(service: FakeService) -> None:
+    service.answers["GET", "/runs"] = {"runs": [run_json(name="caf\xe9 \u2192")], "next_cursor": None}
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+
+    plain, as_json = (
+        subprocess.run(
+            [sys.executable, "-m", "muonscope.cli.main", "ls", *words], env=environment, capture_output=True, check=True
+        ).stdout
+        for words in ([], ["--json"])
+    )
+
+    assert b"caf\xe9 \\u2192" in plain
+    assert json.loads(as_json)[0]["name"] == "caf\xe9 \u2192"
