@@ -2,10 +2,12 @@
 
 import base64
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from muonscope.cli.stores import store_errors
 from muonscope.client.deepspeed_csv import ImportFailed
 from muonscope.contract.attempts import AttemptFacts, AttemptOutcome, Failure, FinalState, ParameterFact
 from muonscope.contract.recordings import RECORD_BATCH_STEPS, RunRecord
@@ -39,8 +41,7 @@ def read_records(path: Path, tell: Callable[[str], None]) -> Iterator[RunRecord]
     with path.open("rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             raise ImportFailed(path, "is no record file", remedy="give a record file, or a monitor's folder")
-    database = Database(f"sqlite:///{path}")
-    try:
+    with store_errors(), _opened(path) as database:
         _refuse_other_schema(database, path)
         with database.read() as session:
             for run in _runs(session):
@@ -48,6 +49,13 @@ def read_records(path: Path, tell: Callable[[str], None]) -> Iterator[RunRecord]
                     tell(f"{run.uid} ({run.name}) is {run.status}: not imported")
                     continue
                 yield read_record(session, run)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Database]:
+    database = Database(f"sqlite:///{path}")
+    try:
+        yield database
     finally:
         database.dispose()
 

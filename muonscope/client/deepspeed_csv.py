@@ -10,9 +10,10 @@ lower is an overflow here; one that hysteresis let pass without is not known. Ev
 
 import csv
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 from muonscope.contract.telemetry import StepRecord
 from muonscope.errors import MuonscopeError
@@ -52,6 +53,11 @@ def read_monitor_folder(folder: Path) -> MonitorLog:
         files = ", ".join(f"{_PREFIX}{name}.csv" for name in series)
         raise ImportFailed(folder, f"none of {files} is here", remedy="give the folder <output_path>/<job_name>")
     batch_size = _batch_size(after or sorted(series[_LOSS]), folder)
+    if 0 in after:
+        raise ImportFailed(
+            folder, "a learning rate or loss scale stands at 0 samples, after no step",
+            remedy="remove that row: the monitor writes both after a step",
+        )  # fmt: skip
     before = {samples + batch_size: value for samples, value in series[_LOSS].items()}
     ends = sorted({*after, *before})
     records, scale = [], None
@@ -74,12 +80,14 @@ def _read_series(path: Path) -> dict[int, float]:
         return {}
     found: dict[int, float] = {}
     with path.open(newline="", encoding="utf-8") as file:
-        for number, row in enumerate(csv.reader(file), start=1):
+        for number, row in _rows(path, file):
             # The header comes again where a resumed run went on writing.
             if not row or row[0] == "step":
                 continue
             try:
                 samples, value = row
+                if int(samples) >= 2**63:
+                    raise ValueError("no count of samples")
                 found[int(samples)] = float(value)
             except ValueError as error:
                 raise ImportFailed(
@@ -87,6 +95,17 @@ def _read_series(path: Path) -> dict[int, float]:
                     remedy="mend or remove the line; a value is a number, nan, inf or -inf",
                 ) from error  # fmt: skip
     return found
+
+
+def _rows(path: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
+    number = 0
+    try:
+        for number, row in enumerate(csv.reader(file), start=1):
+            yield number, row
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ImportFailed(
+            path, f"cannot be read after line {number}: {error}", remedy="give the file as DeepSpeed wrote it"
+        ) from error
 
 
 def _batch_size(samples: list[int], folder: Path) -> int:

@@ -88,3 +88,21 @@ def test_a_line_that_is_not_two_numbers_is_named(tmp_path: Path, line: str) -> N
 def test_counts_that_are_no_steps_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ImportFailed, match="not those of training steps"):
         read_monitor_folder(_write(tmp_path, lr=[(0, 1.0)]))
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (b"0,0.1\n32,0.1\n", "stands at 0 samples"),
+        (b"32,\xff\n", "cannot be read after line 0: .* can't decode"),
+        (b"32," + b"1" * 200_000 + b"\n", "cannot be read after line 1: field larger than field limit"),
+        (b"99999999999999999999,0.1\n", "line 2 is not `samples,value`"),
+    ],
+)
+def test_what_no_monitor_writes_is_refused_by_name(tmp_path: Path, rows: bytes, said: str) -> None:
+    (tmp_path / "Train_Samples_lr.csv").write_bytes(b"step,lr\n" + rows)
+
+    with pytest.raises(ImportFailed, match=said) as refused:
+        read_monitor_folder(tmp_path)
+
+    assert str(tmp_path) in str(refused.value)

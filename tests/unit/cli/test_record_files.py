@@ -1,0 +1,38 @@
+"""What is no record file of this version is an error that says what it is."""
+
+from pathlib import Path
+
+from sqlalchemy import text
+
+from service.store.migrate import upgrade
+from service.store.session import Database
+from tests.unit.cli.conftest import RunCommand
+from tests.unit.client.fake_service import FakeService
+
+
+def test_a_damaged_record_file_is_an_error_of_one_line(
+    command: RunCommand, service: FakeService, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.db"
+    file.write_bytes(b"SQLite format 3\x00" + b"\xff" * 5000)
+
+    failed = command("import", str(file))
+
+    assert failed.code == 1
+    assert failed.err.startswith(f"muonscope: {file} cannot be read: file is not a database\n  remedy: ")
+
+
+def test_a_record_file_of_a_later_version_is_an_error_of_one_line(
+    command: RunCommand, service: FakeService, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.db"
+    database = Database(f"sqlite:///{file}")
+    upgrade(database)
+    with database.write() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = 'of_tomorrow'"))
+    database.dispose()
+
+    failed = command("import", str(file))
+
+    assert failed.code == 1
+    assert failed.err.startswith("muonscope: the database's schema is of_tomorrow, which this version does not know")
