@@ -112,7 +112,7 @@ def stretches(releases: Sequence[str], changes: Sequence[Change]) -> list[tuple[
 def _is_near(before: float, after: float) -> bool:
     if not (math.isfinite(before) and math.isfinite(after)) or before == 0 or after == 0:
         return before == after or (math.isnan(before) and math.isnan(after))
-    return before * after > 0 and 1 / SAME_WITHIN < before / after < SAME_WITHIN
+    return (before > 0) == (after > 0) and 1 / SAME_WITHIN < before / after < SAME_WITHIN
 
 
 def _outcome(row: Row | None) -> Any:

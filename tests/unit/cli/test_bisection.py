@@ -87,6 +87,8 @@ def test_the_verdict_counts_once_beside_the_outcome_that_says_it() -> None:
         (9.5e-5, 0.43, False),
         (0.0, 1e-9, False),
         (1.0, -1.0, False),
+        (1e-200, 1e-200, True),
+        (1e200, -1e200, False),
         (math.nan, math.nan, True),
         (math.nan, 1.0, False),
         (17, 16, False),
