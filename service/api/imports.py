@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Annotated, Final
 
@@ -135,7 +136,8 @@ def _decode(body: bytes) -> StepBatch:
     if not len(batch):
         raise InvalidInput("the record holds no step", field="body", remedy="import a record with steps")
     _refuse_disorder(batch.steps)
-    return batch
+    # What ends here is rank 0's record, whoever sent it.
+    return replace(batch, rank=0)
 
 
 def _bytes_of(text: str) -> bytes:

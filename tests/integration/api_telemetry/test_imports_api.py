@@ -1,5 +1,7 @@
 """A record that was made elsewhere becomes a run that has ended, all at once or not at all."""
 
+import base64
+
 import httpx
 import pytest
 
@@ -25,6 +27,22 @@ def test_an_imported_record_is_a_run_with_its_steps_and_verdict(any_client: http
     assert run["verdict"]["name"] == "diverged"
     steps = any_client.get(f"/runs/{run['id']}/steps").json()["steps"]
     assert [(step["step"], step["loss"]) for step in steps] == [(3, "NaN"), (4, 2.0), (7, 2.0)]
+
+
+def test_the_rank_of_an_imported_batch_says_nothing(any_client: httpx.Client, database: Database) -> None:
+    records = [step_record(step) for step in range(3)]
+    body = body_of(records, epoch=7, rank=1)
+    log = _import(any_client, body)
+    ended = {"status": "succeeded", "declared_steps": 3}
+    batches = [base64.b64encode(body).decode()]
+    spec = {"name": "whole", "steps": 3, "world_size": 2}
+    whole = any_client.post(
+        "/imports/runs", json={"id": "there", "spec": spec, "facts": {}, "outcome": ended, "batches": batches}
+    )
+
+    for answer in (log, whole):
+        assert answer.status_code == 201, answer.text
+        assert (answer.json()["status"], answer.json()["summary"]["steps"]) == ("succeeded", 3)
 
 
 @pytest.mark.parametrize(
