@@ -218,6 +218,14 @@ def session_cookie(headers: Headers) -> str | None:
     return morsel.value if morsel is not None and morsel.value else None
 
 
+def authority(origin: str) -> str | None:
+    """Return an origin's host and port, lower case; None for what is no address."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
+
+
 def client_address(scope: Scope) -> str:
     client = scope.get("client")
     return str(client[0]) if client else "unknown"
@@ -313,7 +321,7 @@ def _require_same_origin(headers: Headers) -> None:
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     is_ours = site == "same-origin" if site is not None else origin is not None
     if origin is not None:
-        is_ours = is_ours and urlsplit(origin).netloc.lower() == headers.get("host", "").lower()
+        is_ours = is_ours and authority(origin) == headers.get("host", "").lower()
     if not is_ours:
         raise Forbidden(
             "a session's cookie is taken from our own pages only", field="Origin", value=origin,

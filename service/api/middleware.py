@@ -15,12 +15,12 @@ import re
 import time
 from collections.abc import Callable, Collection
 from typing import Final
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api import strict_json
+from service.api.access import authority
 from service.api.problems import render
 from service.errors import (
     Forbidden,
@@ -109,7 +109,7 @@ class TrustedCaller:
                 remedy="use the address the service printed, or add the name to MUONSCOPE_ALLOWED_HOSTS",
             )  # fmt: skip
         origin = headers.get("origin")
-        if method in _UNSAFE and origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        if method in _UNSAFE and origin is not None and authority(origin) != host.lower():
             return Forbidden(
                 "another site's page sent this request", field="Origin", value=origin,
                 remedy="use the dashboard, the command line or the API directly",

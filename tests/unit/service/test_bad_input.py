@@ -227,6 +227,10 @@ def test_another_sites_page_cannot_post(client: Client) -> None:
     assert ours.status_code == 201
 
 
+def test_an_origin_that_is_no_address_is_another_site(refusing: Client) -> None:
+    assert_problem(refusing.post("/runs", json={}, headers={"Origin": "http://["}), 403)
+
+
 def test_every_answer_carries_its_security_headers(refusing: Client) -> None:
     for path in ("/runs", "/nothing", "/ui/"):
         headers = refusing.get(path).headers
