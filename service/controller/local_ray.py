@@ -244,10 +244,18 @@ class LocalRay:
 
     def _make_token(self) -> str:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with suppress(FileExistsError):
-            descriptor = os.open(self._token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with suppress(FileNotFoundError):
+            if token := self._token_file.read_text().strip():
+                return token
+        # Whole or not at all: on a full disk an empty file would be left, and no Ray start with it.
+        draft = self._token_file.with_name(f"{self._token_file.name}.{secrets.token_hex(4)}")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
             with os.fdopen(descriptor, "w") as file:
                 file.write(secrets.token_urlsafe(32))
+            draft.replace(self._token_file)
+        finally:
+            draft.unlink(missing_ok=True)
         return self._token_file.read_text().strip()
 
     def _make_folders(self) -> None:

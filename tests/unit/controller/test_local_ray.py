@@ -235,6 +235,16 @@ def test_rays_token_is_made_once_and_readable_by_us_alone(tmp_path: Path) -> Non
     assert (tmp_path / "ray" / "auth_token").stat().st_mode & 0o777 == 0o600
 
 
+def test_an_empty_file_that_a_full_disk_has_left_is_no_token(tmp_path: Path) -> None:
+    local = LocalRay(Settings(home=tmp_path))
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "auth_token").touch()
+    token = local._make_token()
+    assert len(token) > 20
+    assert local._make_token() == token
+    assert (tmp_path / "ray" / "auth_token").stat().st_mode & 0o777 == 0o600
+
+
 def test_processors_get_one_thread_a_rank_and_gpus_do_not() -> None:
     assert worker_environment(has_gpus=False)["OMP_NUM_THREADS"] == "1"
     assert "OMP_NUM_THREADS" not in worker_environment(has_gpus=True)
