@@ -29,7 +29,7 @@ from workers.errors import ConfigRefused, TaskUnusable
 from workers.faults import FaultPlan
 from workers.final_state import InitialWeights, hash_tensors
 from workers.schedule import Schedule
-from workers.tasks import Task, TaskContext, build_task
+from workers.tasks import Task, TaskContext, build_task, own_errors
 
 DTYPES: Final = {
     Precision.FP16: torch.float16,
@@ -342,12 +342,13 @@ def _require_release(spec: RunSpec) -> None:
 
 
 def _hash_data(spec: RunSpec, task: Task) -> str:
-    try:
-        return hash_tensors(
-            tensor
-            for step in range(min(HASHED_STEPS, spec.steps))
-            for micro_batch in range(min(HASHED_MICRO_BATCHES, spec.gradient_accumulation_steps))
-            for tensor in task.batch(step, micro_batch)
-        )
-    except (AttributeError, TypeError) as error:
-        raise TaskUnusable(f"task {spec.task.name!r}: batch() must return a tuple of tensors: {error}") from error
+    with own_errors(f"task {spec.task.name!r}: batch()"):
+        try:
+            return hash_tensors(
+                tensor
+                for step in range(min(HASHED_STEPS, spec.steps))
+                for micro_batch in range(min(HASHED_MICRO_BATCHES, spec.gradient_accumulation_steps))
+                for tensor in task.batch(step, micro_batch)
+            )
+        except (AttributeError, TypeError) as error:
+            raise TaskUnusable(f"task {spec.task.name!r}: batch() must return a tuple of tensors: {error}") from error

@@ -21,6 +21,7 @@ from workers.errors import (
     SpoolFull,
     TaskUnusable,
     WorkerDied,
+    WorkersError,
     WorkerStalled,
 )
 
@@ -118,7 +119,8 @@ def describe(
         default: the kind of an exception that nothing here recognizes.
     """
     kind = classify(error, default=default)
-    at = getattr(error, "step", step)
+    # Of ours alone: what another error calls a step need be none of the run's.
+    at = getattr(error, "step", step) if isinstance(error, WorkersError) else step
     is_consequence = kind is default and is_peer_lost(error)
     expected = kind in VERDICT_BEARING or kind in (FailureKind.CONFIG_REFUSED, FailureKind.CHECKPOINT_UNUSABLE)
     message = f"{type(error).__name__}: {error}"

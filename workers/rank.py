@@ -183,6 +183,9 @@ class Rank:
             stage = FailureKind.TASK_ERROR
             failure = self._train(training, first_step, discarded_in_a_row)
             final = _final_state(training)
+        except SystemExit as error:
+            # The task's code alone leaves a program; in another attempt it would again.
+            failure = self._describe(error, FailureKind.TASK_ERROR)
         except Exception as error:
             failure = self._describe(error, stage)
         finally:
@@ -249,7 +252,7 @@ class Rank:
             return failure
         return None
 
-    def _describe(self, error: Exception, default: FailureKind) -> RankFailure:
+    def _describe(self, error: Exception | SystemExit, default: FailureKind) -> RankFailure:
         progress = self._state.progress
         return describe(
             error, rank=self._assignment.rank, step=None if progress is None else progress.step, default=default

@@ -11,7 +11,8 @@ The order of a micro-batch is `loss = task.loss(engine, task.batch(step, micro_b
 """
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, cast
 
@@ -19,7 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from muonscope.contract.run_spec import RunSpec, UserTask
+from muonscope.contract.status import FailureKind
 from workers.errors import TaskUnusable
+from workers.failure import classify, is_peer_lost
 
 Batch: TypeAlias = tuple[Tensor, ...]
 
@@ -61,11 +64,25 @@ def tokens_in(task: Task, batch: Batch) -> int | None:
     return None if count is None else int(count(batch))
 
 
+@contextmanager
+def own_errors(what: str) -> Iterator[None]:
+    """Turn what a task's own code raises before the first step into the error that says so: it would only come again.
+
+    What is the machine's keeps its kind: memory that ran out, a full disk, a lost peer.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if isinstance(error, TaskUnusable) or classify(error) is not FailureKind.TASK_ERROR or is_peer_lost(error):
+            raise
+        raise TaskUnusable(f"{what} raised {type(error).__name__}: {error}") from error
+
+
 def build_task(spec: RunSpec, context: TaskContext) -> Task:
     """Build the task that `spec` names.
 
     Raises:
-        TaskUnusable: a user's task that does not import or does not return what a task returns.
+        TaskUnusable: a user's task that does not import, raises, or does not return what a task returns.
     """
     if isinstance(spec.task, UserTask):
         return _build_user_task(spec.task, context)
@@ -75,14 +92,16 @@ def build_task(spec: RunSpec, context: TaskContext) -> Task:
 
 def _build_user_task(task: UserTask, context: TaskContext) -> Task:
     module_name, function_name = task.name.split(":")
-    try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError) as error:
-        raise TaskUnusable(
-            f"task {task.name!r} cannot be imported: {error}; submit it by `ray job submit "
-            "--working-dir`, or put its module where the PYTHONPATH of the service's Ray leads"
-        ) from error
-    built = function(context)
+    with own_errors(f"task {task.name!r} cannot be built: importing {module_name}"):
+        try:
+            function = getattr(importlib.import_module(module_name), function_name)
+        except (ImportError, AttributeError) as error:
+            raise TaskUnusable(
+                f"task {task.name!r} cannot be imported: {error}; submit it by `ray job submit "
+                "--working-dir`, or put its module where the PYTHONPATH of the service's Ray leads"
+            ) from error
+    with own_errors(f"task {task.name!r} cannot be built: {function_name}()"):
+        built = function(context)
     missing = [name for name in ("model", "batch", "loss") if not hasattr(built, name)]
     if missing or not isinstance(built.model, nn.Module):
         what = f"lacks {', '.join(missing)}" if missing else f"has a model of type {type(built.model).__name__}"

@@ -59,6 +59,22 @@ def test_a_task_error_keeps_its_rank_and_traceback_within_the_limit() -> None:
     assert len(failure.message) == 20_000
 
 
+def test_what_a_tasks_own_error_calls_a_step_is_not_taken_for_one_of_the_run() -> None:
+    error = KeyError("no such column")
+    error.step = "tokenize"  # type: ignore[attr-defined]
+
+    assert describe(error, rank=0, step=4).failure.step == 4
+    assert describe(NoProgress(3, 2), rank=0, step=4).failure.step == 3
+
+
+def test_a_message_that_is_no_text_is_told_all_the_same() -> None:
+    # What Python makes of a file's name in another encoding.
+    failure = describe(RuntimeError("cannot open /data/caf\udce9.bin"), rank=0, step=4).failure
+
+    assert failure.message.startswith("RuntimeError: cannot open /data/caf\\udce9.bin")
+    assert failure.model_dump_json()
+
+
 def rank_failure(kind: FailureKind, rank: int, *, is_consequence: bool = False) -> RankFailure:
     return RankFailure(Failure(kind=kind, rank=rank, message="m"), is_consequence)
 

@@ -14,6 +14,7 @@ from muon_core.zero.orderings import STEP_ORDERINGS
 from muonscope.contract.attempts import MAX_KEPT_WEIGHTS
 from muonscope.contract.run_spec import ByteGptTask, CalmBoomTask, MatrixPairTask, RunSpec, SimpleModelTask, UserTask
 from muonscope.contract.status import StepOrdering
+from workers import engine
 from workers.errors import TaskUnusable
 from workers.final_state import InitialWeights
 from workers.tasks import TaskContext, build_task, calm_boom, matrix_pair, tokens_in
@@ -147,6 +148,45 @@ def test_a_users_task_that_returns_something_else_is_refused_with_what_it_lacks(
 
     with pytest.raises(TaskUnusable, match="returned dict, which lacks model, batch, loss"):
         build_task(RunSpec(task=UserTask(name="not_a_task_at_all:task")), context())
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def task(context)\n", "SyntaxError: expected ':'"),
+        ("import sys\nsys.exit('no arguments')\n", "SystemExit: no arguments"),
+        ("def task(context):\n    raise ValueError('no such split')\n", "ValueError: no such split"),
+        ("import sys\ndef task(context):\n    sys.exit(2)\n", "SystemExit: 2"),
+    ],
+)
+def test_what_a_users_task_raises_as_it_is_built_is_its_own_error(
+    source: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"raises_{abs(hash(source))}"
+    (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with pytest.raises(TaskUnusable, match=f"task '{name}:task' .*{said}"):
+        build_task(RunSpec(task=UserTask(name=f"{name}:task")), context())
+
+
+def test_memory_that_runs_out_as_a_task_is_built_stays_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "too_large_a_task.py").write_text("def task(context):\n    return bytearray(2**62)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with pytest.raises(MemoryError):
+        build_task(RunSpec(task=UserTask(name="too_large_a_task:task")), context())
+
+
+def test_what_a_tasks_batch_raises_before_the_first_step_is_its_own_error() -> None:
+    class Broken:
+        def batch(self, step: int, micro_batch: int) -> tuple[torch.Tensor, ...]:
+            raise FileNotFoundError("shard-0.bin")
+
+    with pytest.raises(TaskUnusable, match=r"batch\(\) raised FileNotFoundError: shard-0"):
+        engine._hash_data(RunSpec(), Broken())  # type: ignore[arg-type]
 
 
 def test_contract_and_muon_core_spell_the_same_orderings() -> None:
