@@ -211,7 +211,8 @@ def _trains(record: RunRecord) -> Found | None:
     return Found(
         Verdict.TRAINS,
         f"All {record.planned_steps} steps were attempted and {record.applied} applied; "
-        f"{final.parameters_moved} of {final.parameters_total} parameters moved, and all that was recorded is finite.",
+        f"{final.parameters_moved} of {final.parameters_total} parameters moved, and of what was measured the "
+        "momentum, the parameters and the losses of applied steps are finite.",
     )
 
 

@@ -41,6 +41,15 @@ def test_a_run_that_applied_steps_and_moved_everything_trains() -> None:
     assert "10 of 10 parameters moved" in judge(TRAINED)[0].evidence
 
 
+def test_what_a_discarded_step_recorded_is_not_said_to_be_finite() -> None:
+    overflowed = columns(30, discarded=[0], grad_norm=[INF, *[1.0] * 29], loss=[math.nan, *[1.0] * 29])
+
+    evidence = found(changed(TRAINED, columns=overflowed), Verdict.TRAINS).evidence
+
+    assert "all that was recorded" not in evidence
+    assert "the losses of applied steps" in evidence
+
+
 @pytest.mark.parametrize(
     "control",
     [
