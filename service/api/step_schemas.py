@@ -146,10 +146,9 @@ def parameter_json(parameter: Parameter) -> dict[str, Any]:
     }
 
 
-def parameter_step_json(step: int, norms: bytes, index: int) -> dict[str, Any]:
-    """Return one parameter's norm after a step; null where the step's norms were not measured."""
-    packed = norms[4 * index : 4 * index + 4]
-    value = float(np.frombuffer(packed, "<f4")[0]) if len(packed) == 4 else None
+def parameter_step_json(step: int, norm: bytes) -> dict[str, Any]:
+    """Return one parameter's packed norm after a step; null where it was not measured."""
+    value = float(np.frombuffer(norm, "<f4")[0]) if len(norm) == 4 else None
     return {"step": step, "momentum_norm": encode_number(value)}
 
 

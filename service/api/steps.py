@@ -119,8 +119,8 @@ def get_parameter_steps(
         parameter = ParameterRepository(session).get(run, index)
         if max_points is not None:
             return _json(_parameter_chart(session, run, parameter.index, start, stop, max_points))
-        rows = StepRepository(session).parameter_norms(run, start=start, stop=stop, limit=limit + 1)
-    found = [parameter_step_json(step, norms, parameter.index) for step, norms in rows[:limit]]
+        rows = StepRepository(session).parameter_norms(run, parameter.index, start=start, stop=stop, limit=limit + 1)
+    found = [parameter_step_json(step, norm) for step, norm in rows[:limit]]
     return _json({"steps": found, "next_start": rows[limit][0] if len(rows) > limit else None})
 
 

@@ -253,10 +253,10 @@ class StepRepository:
         return to_columns([row for _, row in found], names, [number for number, _ in found])
 
     def parameter_norms(
-        self, run: Run, *, start: int = 0, stop: int | None = None, limit: int | None = None
+        self, run: Run, index: int, *, start: int = 0, stop: int | None = None, limit: int | None = None
     ) -> list[tuple[int, bytes]]:
-        """Return (step, packed norms) of the run's current record; empty bytes where they were not measured."""
-        rows = self._current(run, ("step", "momentum_norms"), start, stop, limit)
+        """Return (step, packed norm) of one parameter in the run's current record; empty where it was not measured."""
+        rows = self._current(run, ("step", _norm_of(index)), start, stop, limit)
         return [(row[0], bytes(row[1] or b"")) for _, row in rows]
 
     def parameter_columns(self, run: Run, index: int, *, start: int = 0, stop: int | None = None) -> StepColumns:

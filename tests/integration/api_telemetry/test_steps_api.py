@@ -4,6 +4,7 @@ import csv
 import importlib.util
 import io
 import math
+import tracemalloc
 from typing import Any
 
 import httpx
@@ -15,7 +16,7 @@ import pytest
 from service.api.step_exports import CHUNK
 from service.store.session import Database
 from tests.integration.api_telemetry.workers import PARAMETERS, Workers, workers
-from tests.records import discarded_record, norms, step_record
+from tests.records import discarded_record, insert, norms, step_record
 
 NAN, INF = math.nan, math.inf
 
@@ -149,6 +150,23 @@ def test_a_parameters_norms_come_after_each_step(client: httpx.Client, sqlite_da
     ]  # fmt: skip
     assert [row["momentum_norm"] for row in steps(1)] == ["Infinity", None]
     assert client.get(f"/runs/{voice.run_id}/parameters/2/steps").status_code == 404
+
+
+def test_one_parameters_norms_are_read_without_those_of_all_others(
+    client: httpx.Client, sqlite_database: Database
+) -> None:
+    voice = workers(client, sqlite_database)
+    voice.post("facts", {"parameters": PARAMETERS})
+    packed = norms(1.0, 2.0) + bytes(80_000)
+    insert(sqlite_database, voice.attempt_id, [step_record(step, parameter_norms=packed) for step in range(200)])
+
+    tracemalloc.start()
+    answer = client.get(f"/runs/{voice.run_id}/parameters/1/steps").json()
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert answer["steps"] == [{"step": step, "momentum_norm": 2.0} for step in range(200)]
+    assert most < 4_000_000
 
 
 def test_one_parameters_chart_is_exact_where_it_is_short(client: httpx.Client, sqlite_database: Database) -> None:
