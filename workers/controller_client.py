@@ -61,7 +61,7 @@ class ControllerClient:
         """POST `body` to `/attempts/{id}/{verb}` and return the answer's body.
 
         Raises:
-            ControllerAway: no answer, or one that says "later".
+            ControllerAway: no answer, one that says "later", or one that no controller gives.
             AttemptSuperseded: 409 that is not about enrolment.
             ControllerRefused: any other answer outside 2xx.
         """
@@ -76,10 +76,13 @@ class ControllerClient:
             url = self.url
             self._try_next()
             raise ControllerAway(f"{url}/{verb}", f"{type(error).__name__}: {error}") from error
-        if 200 <= response.status < 300:
+        is_taken = 200 <= response.status < 300
+        # What stands in front of the controller may answer for it, with a page of its own.
+        is_foreign = is_taken and bool(answer) and not answer.lstrip().startswith(b"{")
+        if is_taken and not is_foreign:
             return answer
         url, detail = f"{self.url}/{verb}", _detail(answer)
-        if response.status in _LATER:
+        if response.status in _LATER or is_foreign:
             self._try_next()
             raise ControllerAway(url, f"{response.status}: {detail}", _retry_after_s(response.getheader("Retry-After")))
         if response.status == _CONFLICT and verb in ("heartbeat", "facts", "checkpoints", "outcome"):

@@ -91,6 +91,10 @@ class _Followed:
         if self.place - self.base < CUT_AT_BYTES:
             return
         try:
+            left = self.base + self.path.stat().st_size - self.place
+            # A moment in which all of it is shipped comes, unless it grows faster than that.
+            if left and self.place - self.base < 2 * CUT_AT_BYTES:
+                return
             os.truncate(self.path, 0)
             self.base = self.place
         except OSError as error:

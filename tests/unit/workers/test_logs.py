@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,64 @@ def test_a_file_that_grows_is_cut_and_counted_on(tmp_path: Path, monkeypatch: py
 
     assert second is not None
     assert (second.start, second.stop, second.text) == (11, 16, "more\n")
+
+
+def test_a_file_is_cut_once_all_of_it_is_shipped_and_loses_no_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "CUT_AT_BYTES", 10)
+    path = rank_log(tmp_path, 0)
+    path.write_text("0123456789\nhalf")
+    followed = logs._Followed(path, 0)
+
+    first = followed.read()
+    assert first is not None
+    followed.shipped(first)
+    with path.open("a") as file:
+        file.write(" a line\n")
+    second = followed.read()
+    assert second is not None
+    followed.shipped(second)
+
+    assert first.text + second.text == "0123456789\nhalf a line\n"
+    assert (second.start, path.stat().st_size) == (11, 0)
+
+
+def test_a_file_that_is_never_shipped_whole_is_cut_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "CUT_AT_BYTES", 5)
+    path = rank_log(tmp_path, 0)
+    path.write_text("0123456789\nhalf")
+    followed = logs._Followed(path, 0)
+
+    first = followed.read()
+    assert first is not None
+    followed.shipped(first)
+
+    assert path.stat().st_size == 0
+
+
+def test_an_answer_that_is_none_of_the_controllers_ends_no_shipping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "logs"
+    with running() as controller:
+        asked = threading.Event()
+
+        def page(_: bytes) -> tuple[int, bytes]:
+            asked.set()
+            return 200, b"<html>We are back soon.</html>"
+
+        monkeypatch.setattr(controller, "_take_log", page)
+        shipper = LogShipper(folder, 1, ControllerClient(controller.url, controller.attempt_id, controller.token))
+        shipper.start()
+        rank_log(folder, 0).write_text("zero\n")
+        assert asked.wait(10)
+        monkeypatch.undo()
+
+        wait_until(lambda: controller.logs.get(0) == "zero\n", 10, "the log")
+        shipper.finish(patience_s=5)
 
 
 def test_of_a_rank_that_prints_too_fast_the_middle_is_passed_over(

@@ -54,6 +54,23 @@ def test_a_stop_asked_for_in_an_answer_is_noted() -> None:
         assert reporter.stop_requested.wait(5)
 
 
+def test_an_answer_that_is_none_of_the_controllers_ends_no_reporting(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.Event()
+
+    def page(_: bytes) -> tuple[int, bytes]:
+        asked.set()
+        return 200, b"<html>We are back soon.</html>"
+
+    with running() as controller:
+        monkeypatch.setattr(controller, "_beat", page)
+        with reporter_to(controller) as reporter:
+            assert asked.wait(5)
+            monkeypatch.undo()
+            controller.stop_requested = True
+
+            assert reporter.stop_requested.wait(5)
+
+
 def test_a_newer_attempt_is_noted() -> None:
     with running() as controller, reporter_to(controller) as reporter:
         controller.superseded = True
