@@ -20,6 +20,7 @@ from typing import Final
 
 import psutil
 
+from service.controller.process_birth import birth_of, was_born
 from service.errors import ServiceError
 from service.store.leadership import LeadershipRepository, Standing
 from service.store.session import Database, Session
@@ -154,7 +155,7 @@ class Leadership:
 
 def this_place() -> str:
     """Name this process so that another one on its machine can tell that it is gone."""
-    return "|".join([*_machine(), str(os.getpid()), str(psutil.Process().create_time())])
+    return "|".join([*_machine(), str(os.getpid()), str(birth_of(psutil.Process()))])
 
 
 def is_gone(place: str) -> bool:
@@ -164,7 +165,7 @@ def is_gone(place: str) -> bool:
         return False
     try:
         process = psutil.Process(int(pid))
-        return abs(process.create_time() - float(born)) > 1.0 or process.status() == psutil.STATUS_ZOMBIE
+        return not was_born(process, float(born)) or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
     except (psutil.Error, ValueError):

@@ -28,6 +28,7 @@ from typing import Any, Final
 import httpx
 import psutil
 
+from service.controller.process_birth import birth_of, was_born
 from service.controller.worker_environment import WARM_POOL, count_real_gpus, worker_environment
 from service.settings import Settings
 
@@ -61,7 +62,7 @@ class Head:
     address: str
     gpus: int
     vital: dict[str, list[float]] = field(default_factory=dict)
-    """Role -> [pid, creation time]; empty until the start has succeeded."""
+    """Role -> [pid, birth]; empty until the start has succeeded."""
 
     def is_alive(self) -> bool:
         return len(self.vital) == len(_VITAL) and all(_runs(int(pid), born) for pid, born in self.vital.values())
@@ -384,14 +385,14 @@ def _find_vital(head_id: str) -> dict[str, list[float]]:
             command: Any = " ".join(process.cmdline()[:3])
             for role, mark in _VITAL.items():
                 if mark in command:
-                    vital.setdefault(role, [process.pid, process.create_time()])
+                    vital.setdefault(role, [process.pid, birth_of(process)])
     return vital
 
 
 def _runs(pid: int, born: float) -> bool:
     try:
         process = psutil.Process(pid)
-        return bool(abs(process.create_time() - born) < 1.0) and process.status() != psutil.STATUS_ZOMBIE
+        return was_born(process, born) and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from service.controller.leadership import is_gone, this_place
 from service.controller.local_ray import (
     HEAD_ID_VARIABLE,
     Head,
@@ -26,6 +27,7 @@ from service.controller.local_ray import (
     session_folder,
     temporary_folder,
 )
+from service.controller.process_birth import birth_of
 from service.controller.worker_environment import WARM_POOL, count_real_gpus, worker_environment
 from service.settings import Settings
 from workers.warm_pool import ray_start_environment
@@ -157,6 +159,21 @@ def test_a_head_without_its_processes_is_dead() -> None:
     # The same pid born at another time is another process.
     reused = {**alive, "gcs": [float(os.getpid()), born - 1000]}
     assert not Head("x", "http://127.0.0.1:1", 2, reused).is_alive()
+
+
+def test_a_clock_that_is_set_ends_neither_the_head_nor_the_lead(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = this_place()
+    alive = [float(os.getpid()), birth_of(psutil.Process())]
+    head = Head("x", "http://127.0.0.1:1", 2, dict.fromkeys(("gcs", "raylet", "dashboard"), alive))
+    earlier = psutil.boot_time()
+    # The system reckons the moment of its start from the clock as it is now.
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: earlier + 30.0)
+
+    assert head.is_alive()
+    assert not is_gone(place)
+    # Counter-test: a process that began at another time is another one.
+    alive[1] += 30.0
+    assert not head.is_alive()
 
 
 def test_ending_a_head_takes_its_descendants_and_nobody_else() -> None:
