@@ -20,7 +20,7 @@ from service.store.nonfinite import PARAMETER_SCALAR, WHOLE_MODEL, NonfiniteRepo
 from service.store.parameters import ParameterRepository
 from service.store.runs import Legal, RunRepository
 from service.store.session import Session
-from service.store.steps import StepRepository
+from service.store.steps import StepRepository, reached
 
 RetryReason = Callable[[Failure | None, int], str | None]
 """Why a run whose attempt of this number ended so gets another one; None: it does not."""
@@ -121,12 +121,8 @@ def judge_run(session: Session, run: Run) -> None:
 
 
 def read_record(session: Session, run: Run) -> verdicts.RunRecord:
-    """Gather what `judge` rests on from the run's current record.
-
-    Up to where its newest attempt with steps came: what a lost one recorded beyond that has not happened to this run.
-    """
-    reached = next((attempt.next_step for attempt in reversed(run.attempts) if attempt.stored_steps), None)
-    columns = StepRepository(session).columns(run, verdicts.SERIES, stop=reached)
+    """Gather what `judge` rests on from the run's current record, up to the step that the run came to."""
+    columns = StepRepository(session).columns(run, verdicts.SERIES, stop=reached(run))
     names = {parameter.index: parameter.name for parameter in ParameterRepository(session).list(run)}
     trainable = [names.get(index, f"parameter {index}") for index in range(max(names, default=-1) + 1)]
     final = run.attempts[-1].final if run.attempts else None

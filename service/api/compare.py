@@ -14,7 +14,7 @@ from service.store.models import Run
 from service.store.parameters import ParameterRepository
 from service.store.runs import RunRepository
 from service.store.session import Session
-from service.store.steps import StepRepository
+from service.store.steps import StepRepository, reached
 
 router = Router(tags=["compare"], responses=PROBLEMS)
 
@@ -47,13 +47,15 @@ def compare(
 def _side(session: Session, run: Run) -> comparison.Side:
     newest = run.attempts[-1] if run.attempts else None
     final = newest.final if newest is not None else None
+    # One that ended before its first step may have said nothing of itself.
+    told = next((attempt for attempt in reversed(run.attempts) if attempt.stored_steps), newest)
     names = {parameter.index: parameter.name for parameter in ParameterRepository(session).list(run)}
     return comparison.Side(
         spec=run.spec,
-        columns=StepRepository(session).columns(run, comparison.SERIES),
-        momentum_unit=newest.momentum_unit if newest is not None else None,
-        data_hash=newest.data_hash if newest is not None else None,
-        initial_parameters_hash=newest.initial_parameters_hash if newest is not None else None,
+        columns=StepRepository(session).columns(run, comparison.SERIES, stop=reached(run)),
+        momentum_unit=told.momentum_unit if told is not None else None,
+        data_hash=told.data_hash if told is not None else None,
+        initial_parameters_hash=told.initial_parameters_hash if told is not None else None,
         final=FinalState.model_validate(final) if final is not None else None,
         parameter_names=[names.get(index, f"parameter {index}") for index in range(max(names, default=-1) + 1)],
     )

@@ -331,6 +331,14 @@ class StepRepository:
         return self._session.execute(query.order_by(table.step).limit(limit)).all()
 
 
+def reached(run: Run) -> int | None:
+    """Return the step that a run came to: what a lost attempt recorded from there on has not happened to it.
+
+    None where no attempt has stored a step; the attempts are loaded.
+    """
+    return next((attempt.next_step for attempt in reversed(run.attempts) if attempt.stored_steps), None)
+
+
 def _named(names: Sequence[Wanted]) -> list[Any]:
     return [_TABLE.c[name] if isinstance(name, str) else name for name in names]
 

@@ -1,7 +1,8 @@
 import httpx
 
 from service.store.session import Database
-from tests.integration.api_telemetry.workers import INF, MOVED, PARAMETERS, die, train, workers
+from tests.integration.api_telemetry.application import FakeController
+from tests.integration.api_telemetry.workers import INF, MOVED, PARAMETERS, die, next_workers, train, workers
 from tests.records import discarded_record, norms, step_record
 
 FACTS = {"parameters": PARAMETERS, "momentum_unit": "unscaled", "data_hash": "d", "initial_parameters_hash": "i"}
@@ -67,3 +68,28 @@ def test_runs_without_steps_can_be_compared_and_unknown_ones_cannot(
     assert client.get("/compare", params={"a": voice.run_id, "b": voice.run_id}).json()["bit_equal_until"] is None
     assert client.get("/compare", params={"a": voice.run_id, "b": "none"}).status_code == 404
     assert client.get("/compare", params={"a": voice.run_id}).status_code == 422
+
+
+def test_a_resumed_run_is_held_by_what_its_newest_attempt_came_to_and_by_what_it_said(
+    client: httpx.Client, sqlite_database: Database, controller: FakeController
+) -> None:
+    controller.max_attempts = 3
+    whole, resumed = (workers(client, sqlite_database, steps=30) for _ in range(2))
+    train(whole)
+    resumed.post("facts", FACTS)
+    resumed.steps([step_record(step, loss=9.0 if step > 5 else 3.0 - step / 100) for step in range(9)])
+    resumed.outcome("failed", 9, failure={"kind": "worker_died", "message": "a node is gone"})
+    second = next_workers(resumed, sqlite_database, first_step=4)
+    second.post("facts", FACTS)
+    second.steps([step_record(step, loss=3.0 - step / 100) for step in (4, 5)])
+    second.outcome("failed", 2, failure={"kind": "worker_died", "message": "a node is gone"})
+    next_workers(second, sqlite_database, first_step=4).outcome(
+        "failed", 0, failure={"kind": "setup_failed", "message": "no room"}
+    )
+
+    answer = client.get("/compare", params={"a": whole.run_id, "b": resumed.run_id}).json()
+
+    assert answer["shared"] == {"data": True, "initial_parameters": True}
+    assert answer["not_compared"] == []
+    assert (answer["bit_equal_until"], answer["first_divergence"]) == (6, None)
+    assert (answer["final"]["steps"], answer["final"]["loss"]["b"]) == ({"a": 30, "b": 6}, 2.95)
