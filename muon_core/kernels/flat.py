@@ -20,7 +20,7 @@ def blend_momentum_(gradient: Tensor, momentum_buffer: Tensor, *, momentum: floa
     launch(
         passes.blend,
         -(-gradient.numel() // passes.BLOCK),
-        (gradient, momentum_buffer, gradient.numel(), momentum, 1.0 - momentum),
+        (gradient, momentum_buffer, gradient.numel(), float(momentum), 1.0 - momentum),
         (momentum > 0.5, momentum < 0.5, nesterov, passes.BLOCK),
         num_warps=passes.NUM_WARPS,
     )
@@ -34,7 +34,7 @@ def apply_update_(weight: Tensor, update: Tensor, *, lr: float, weight_decay: fl
     launch(
         passes.apply,
         programs,
-        (weight, update, squares, weight.numel(), 1.0 - lr * weight_decay, lr),
+        (weight, update, squares, weight.numel(), 1.0 - lr * weight_decay, float(lr)),
         (passes.BLOCK,),
         num_warps=passes.NUM_WARPS,
     )

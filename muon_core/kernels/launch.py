@@ -27,13 +27,13 @@ def launch(
 
     Args:
         arguments, constants: by position, the constants last.
-        variant: what in the arguments decides the variant; None finds it out from tensors and Nones.
+        variant: what in the arguments decides the variant; None finds it out from all of them.
     """
     if variant is None:
         variant = tuple(
             (argument.dtype, not argument.data_ptr() % 16)
             if isinstance(argument, Tensor)
-            else argument is None or (isinstance(argument, int) and argument >= 1 << 31)
+            else (type(argument), isinstance(argument, int) and argument >= 1 << 31)
             for argument in arguments
         )
     device = arguments[0].device if isinstance(arguments[0], Tensor) else arguments[0].base.device

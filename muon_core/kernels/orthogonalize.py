@@ -112,7 +112,8 @@ class _Step:
         where, held = addresses(self.sources, batch), self.momentum
         buffers = self.sources if held is None else held.buffers
         of_buffers = where if held is None else addresses(buffers, batch)
-        beta = 0.0 if held is None else held.momentum
+        # A 0 or 1 as a script writes it, triton would take for a constant of the kernel.
+        beta = 0.0 if held is None else float(held.momentum)
         largest = torch.empty(2, tables.num_blocks, dtype=torch.float32, device=self.device)
         factors = torch.empty(batch.num_entries, 2, dtype=torch.float32, device=self.device)
         constants = (
@@ -154,9 +155,9 @@ class _Step:
         rate: float | Tensor = 0.0
         if self.update is not None:
             targets, rate = self.update.weights, self.update.lr
-            decay = self.update.weight_decay
+            decay = float(self.update.weight_decay)
             if not isinstance(rate, Tensor):
-                lr, decay = rate, 1.0 - rate * decay
+                lr, decay = float(rate), 1.0 - rate * decay
         where: Addresses = addresses(targets, batch)
         launch(
             passes.write_back,

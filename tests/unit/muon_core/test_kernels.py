@@ -3,6 +3,7 @@
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +15,40 @@ from muon_core import Muon
 from muon_core.kernels import device_has_kernels, kernel_mode, kernels, shape_has_kernels, tuning
 from muon_core.kernels.availability import mode_from
 from muon_core.kernels.batches import Batch, addresses, block_tables, iteration_form, plan_batches
+from muon_core.kernels.launch import launch
 from muon_core.kernels.tuning import ProductConfig, read_configs, shipped_config, write_configs
 from muon_core.muon import nonfinite_flag, orthogonalize_directions_
 from muon_core.newton_schulz import takes_kernels
 from muon_core.parameters import MatrixShape
+
+
+class Compiling:
+    """A kernel as triton has them: a call compiles for the types it is given, and what comes back takes no others."""
+
+    def __init__(self) -> None:
+        self.compiled_for: list[type] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def compile_and_run(tensor: torch.Tensor, number: float, **_: int) -> dict[tuple[int, ...], Any]:
+            self.compiled_for.append(type(number))
+
+            def run(tensor: torch.Tensor, other: float) -> None:
+                assert type(other) is type(number), f"compiled for {number}, run with {other}"
+
+            return {(1, 1, 1): run}
+
+        return compile_and_run
+
+
+def test_a_kernel_compiled_for_a_whole_number_runs_with_no_other_kind() -> None:
+    kernel, tensor = Compiling(), torch.zeros(4)
+
+    # A learning rate of 0, as a script writes it, and what a schedule makes of it; a size of any magnitude.
+    for number in (0, 0.5, 0.25, 7, 2**40):
+        launch(kernel, 1, (tensor, number), (), num_warps=4)
+
+    assert kernel.compiled_for == [int, float, int]
+
 
 SHAPES = st.builds(
     MatrixShape, st.integers(1, 4), st.integers(1, 8).map(lambda n: 8 * n), st.integers(1, 8).map(lambda n: 8 * n)
