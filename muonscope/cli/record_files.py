@@ -19,7 +19,7 @@ from service.store.models import Parameter, Run
 from service.store.parameters import ParameterRepository
 from service.store.runs import RunRepository
 from service.store.session import Database, Session
-from service.store.steps import StepRepository
+from service.store.steps import StepRepository, reached
 
 _MAGIC: Final = b"SQLite format 3\x00"
 _OUTCOMES: Final = {
@@ -61,9 +61,9 @@ def _opened(path: Path) -> Iterator[Database]:
 
 
 def read_record(session: Session, run: Run) -> RunRecord:
-    """Gather one run, whole; of several attempts the current record, as if one had made it."""
+    """Gather one run; of several attempts the current record up to where it came, as if one had made it."""
     attempt = run.attempts[-1]
-    steps = (current.record for current in StepRepository(session).walk(run))
+    steps = (current.record for current in StepRepository(session).walk(run, stop=reached(run)))
     batches, count = [], 0
     while chunk := [encode_record(record) for record in islice(steps, RECORD_BATCH_STEPS)]:
         batches.append(base64.b64encode(encode_batch(chunk, epoch=0)).decode())

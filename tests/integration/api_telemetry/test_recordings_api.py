@@ -6,8 +6,11 @@ from typing import Any
 import httpx
 import pytest
 
+from muonscope.cli.record_files import read_record
+from service.store.runs import RunRepository
 from service.store.session import Database
-from tests.integration.api_telemetry.workers import Workers
+from tests.integration.api_telemetry.application import FakeController
+from tests.integration.api_telemetry.workers import Workers, next_workers, workers
 from tests.records import body_of, discarded_record, step_record
 
 EXTERNAL = {"name": "mine", "task": {"name": "external", "is_open_ended": True}, "steps": 1000}
@@ -105,3 +108,24 @@ def test_the_id_that_an_imported_record_had_elsewhere_names_its_run_here(client:
 def test_half_a_record_leaves_no_run(client: httpx.Client, changes: dict[str, Any]) -> None:
     assert client.post("/imports/runs", json=_record(**changes)).status_code in (400, 422)
     assert client.get("/runs").json()["runs"] == []
+
+
+def test_a_resumed_run_comes_over_with_the_verdict_that_it_had(
+    client: httpx.Client, sqlite_database: Database, controller: FakeController
+) -> None:
+    controller.max_attempts = 2
+    first = workers(client, sqlite_database)
+    first.post("facts", {"data_hash": "d"})
+    first.steps([step_record(step) for step in range(20)])
+    first.outcome("failed", 20, failure={"kind": "worker_died", "message": "a node is gone"})
+    second = next_workers(first, sqlite_database, first_step=5)
+    second.post("facts", {"data_hash": "d"})
+    second.steps([discarded_record(step, loss_scale_after=2.0 ** (7 - step)) for step in (5, 6, 7)])
+    second.outcome("failed", 3, failure={"kind": "loss_scale_exhausted", "step": 8, "message": "at its minimum"})
+    with sqlite_database.read() as session:
+        record = read_record(session, RunRepository(session).get(first.run_id))
+
+    came = client.post("/imports/runs", json=record.model_dump(mode="json")).json()
+
+    assert came["verdict"] == first.run()["verdict"]
+    assert came["summary"]["steps"] == 8
