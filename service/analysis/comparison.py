@@ -12,7 +12,7 @@ from muonscope.contract.spec_facts import has_loss_scale
 from muonscope.contract.status import Implementation, MomentumUnit
 from muonscope.contract.telemetry import COUNTS, SCALARS, encode_number
 from service.analysis.learning import caveat, learned, lower_to_the_end
-from service.analysis.quantities import clipping, meaning
+from service.analysis.quantities import clipping, is_recorded, meaning
 from service.columns import FINITE, Flags, Integers, StepColumns, norms_matrix, run_lengths
 
 # In the order in which a step computes them: the first that differs is the cause, the rest follow from it.
@@ -112,7 +112,7 @@ def _not_compared(a: Side, b: Side) -> list[dict[str, Any]]:
 
 
 def _is_measured(side: Side, name: str) -> bool:
-    return name in FLAGS or bool(side.columns.measured[name].any())
+    return name in FLAGS or (is_recorded(name, side.spec) and bool(side.columns.measured[name].any()))
 
 
 def _differs(a: StepColumns, b: StepColumns, name: str, rows_a: Integers, rows_b: Integers) -> Flags:
@@ -286,6 +286,8 @@ def _trajectory(side: Side) -> dict[str, Any]:
 
 def _final(a: Side, b: Side) -> dict[str, Any]:
     answer = {name: _pair(_last(a.columns, name), _last(b.columns, name)) for name in ("loss", "momentum_norm")}
+    if not is_comparable(a, b, "momentum_norm"):
+        answer["momentum_norm"]["difference"] = None
     scales = [_last(side.columns, "loss_scale_after") if has_loss_scale(side.spec) else None for side in (a, b)]
     answer["loss_scale_after"] = _pair(*scales)
     for name in ("parameters_moved", "parameters_total", "max_weight_motion", "nonfinite_parameters"):

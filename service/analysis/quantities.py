@@ -5,15 +5,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from muonscope.contract.spec_facts import clip_scope, has_loss_scale
+from muonscope.contract.spec_facts import clip_scope, has_loss_scale, has_muon_optimizer, recorded_optimizer
 from muonscope.contract.status import Implementation, MomentumUnit
 from service.columns import StepColumns
 
-_MOMENTUM: Final = {
-    MomentumUnit.UNSCALED: "the norm of the momentum",
-    MomentumUnit.LOSS_SCALED: "the norm of the momentum times the loss scale",
-    None: "a norm whose unit was not recorded",
-}
+_LOSS_SCALES: Final = ("loss_scale_before", "loss_scale_after")
 
 
 def meaning(name: str, spec: Mapping[str, Any], unit: MomentumUnit | None) -> str | None:
@@ -23,8 +19,26 @@ def meaning(name: str, spec: Mapping[str, Any], unit: MomentumUnit | None) -> st
         is_native = spec.get("implementation") == Implementation.DEEPSPEED
         return f"the norm of the {clip_scope(spec) if is_native else 'gradient'}"
     if name == "momentum_norm":
-        return _MOMENTUM[unit if has_loss_scale(spec) or unit is None else MomentumUnit.UNSCALED]
+        if unit is None:
+            return "a norm whose unit was not recorded"
+        times = " times the loss scale" if unit == MomentumUnit.LOSS_SCALED and has_loss_scale(spec) else ""
+        return f"the norm of {_momentum(spec)}{times}"
+    if name in _LOSS_SCALES:
+        return "the loss scale" if has_loss_scale(spec) else "none"
     return None
+
+
+def _momentum(spec: Mapping[str, Any]) -> str:
+    """Muon's is of its matrices alone; what another optimizer keeps is a mean or sum of its own, of every parameter."""
+    if has_muon_optimizer(spec):
+        return "Muon's momentum"
+    optimizer = recorded_optimizer(spec) or ""
+    return "Adam's first moment" if "adam" in optimizer.lower() else f"{optimizer}'s momentum"
+
+
+def is_recorded(name: str, spec: Mapping[str, Any]) -> bool:
+    """Whether the run has what it recorded under this name: DeepSpeed records a loss scale of 1 where there is none."""
+    return name not in _LOSS_SCALES or has_loss_scale(spec)
 
 
 def clipping(spec: Mapping[str, Any], columns: StepColumns) -> dict[str, Any] | None:

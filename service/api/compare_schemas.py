@@ -119,7 +119,7 @@ class PairOut(Out):
     a: Measurement
     b: Measurement
     difference: float | None
-    """b - a, where both are finite."""
+    """b - a, where both are finite and of one quantity."""
 
 
 class FinalOut(Out):

@@ -21,6 +21,8 @@ try {
     format: "esm",
     target: "node20",
     jsx: "automatic",
+    // React's renderer to text is CommonJS and asks for Node's own modules.
+    banner: { js: 'import { createRequire } from "node:module"; const require = createRequire(import.meta.url);' },
     sourcemap: "inline",
     logLevel: "warning",
   });

@@ -52,7 +52,7 @@ def test_norms_of_one_kind_are_compared(spec: dict[str, Any], other: dict[str, A
     one, another = side(spec, grad_norm=[2.0] * 4), side(other, grad_norm=[3.0] * 4)
 
     assert compare(one, another)["first_divergence"]["scalar"] == "grad_norm"
-    assert compare(one, another)["not_compared"] == []
+    assert "grad_norm" not in {entry["quantity"] for entry in compare(one, another)["not_compared"]}
 
 
 @pytest.mark.parametrize(("precision", "is_same"), [("fp16", False), ("fp32", True), ("bf16", True)])
@@ -64,7 +64,45 @@ def test_a_momentum_in_units_of_the_loss_scale_is_another_only_where_there_is_on
 
     assert is_comparable(stock, ours, "momentum_norm") is is_same
     told = [entry["a"] for entry in compare(stock, ours)["not_compared"] if entry["quantity"] == "momentum_norm"]
-    assert told == ([] if is_same else ["the norm of the momentum times the loss scale"])
+    assert told == ([] if is_same else ["the norm of Muon's momentum times the loss scale"])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "kept"),
+    [("AdamW", "Adam's first moment"), ("DeepSpeedCPUAdam", "Adam's first moment"), ("SGD", "SGD's momentum")],
+)
+def test_what_another_optimizer_keeps_is_not_compared_with_muons_momentum(optimizer: str, kept: str) -> None:
+    other = side(ADAMW | {"task": {"name": "external", "optimizer": optimizer}}, momentum_norm=[2.0] * 4)
+    ours = side(OURS, momentum_norm=[3.0] * 4)
+
+    answer = compare(other, ours)
+
+    assert answer["not_compared"] == [
+        {"quantity": "momentum_norm", "a": f"the norm of {kept}", "b": "the norm of Muon's momentum"}
+    ]
+    assert answer["first_divergence"] is None
+    assert answer["final"]["momentum_norm"] == {"a": 2.0, "b": 3.0, "difference": None}
+
+
+def test_first_moments_of_two_adams_are_one_quantity() -> None:
+    one, another = (
+        side(ADAMW | {"task": {"name": "external", "optimizer": optimizer}}, momentum_norm=[norm] * 4)
+        for optimizer, norm in (("AdamW", 2.0), ("FusedAdam", 3.0))
+    )
+
+    answer = compare(one, another)
+
+    assert (answer["not_compared"], answer["first_divergence"]["scalar"]) == ([], "momentum_norm")
+    assert answer["final"]["momentum_norm"]["difference"] == 1.0
+
+
+def test_a_loss_scale_is_no_divergence_from_a_run_that_has_none() -> None:
+    scaled, unscaled = (side({"precision": precision}, loss_scale_before=[scale] * 4)
+                        for precision, scale in (("fp16", 65536.0), ("fp32", 1.0)))  # fmt: skip
+
+    answer = compare(scaled, unscaled)
+
+    assert (answer["first_divergence"], answer["not_compared"]) == (None, [])
 
 
 def test_what_one_run_never_measured_is_not_told_as_another_quantity() -> None:

@@ -1,12 +1,20 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { createElement } from "react";
+import { renderToStaticMarkup } from "react-dom/server";
 
 import { defaultOf, findSpecSchema, variantFor } from "../src/api/schema.ts";
 import type { Attempt, Comparison, Experiment, LoadSample, Run, RunCounts } from "../src/api/types.ts";
 import { stepRanges } from "../src/charts/exactSteps.ts";
+import { sharedWords, traceDashes, traceIdentity, traceLabels } from "../src/charts/identity.ts";
+import { orderingStyle } from "../src/charts/orderings.ts";
+import { panelsFor } from "../src/charts/panels.ts";
+import { Readout, type Unlike } from "../src/charts/Readout.tsx";
 import { emptyTrace, type Trace } from "../src/charts/trace.ts";
 import { effectAt, overflowSteps } from "../src/charts/overflowRows.ts";
+import { canRetry } from "../src/format/spec.ts";
 import { lowerLoss, notes } from "../src/pages/compare/notes.ts";
+import { landmarks } from "../src/pages/compare/useComparisons.ts";
 import { buildMatrix, tally } from "../src/pages/experiments/matrix.ts";
 import { filterLines, ranksOf, readLines } from "../src/pages/run/logText.ts";
 import { loadPanels, rankLoads, stepClock } from "../src/pages/run/load.ts";
@@ -265,4 +273,67 @@ test("the lower loss is told by name, with why it may mean nothing", () => {
   assert.equal(told(lower, null), "two stays below one from step 12 on, to step 59.");
   assert.equal(told({ ...lower, side: "a" }, "The data differ."), "one stays below two from step 12 on, to step 59. The data differ.");
   assert.equal(told(null, "The data differ."), null);
+});
+
+test("the readout holds against each other only what is one quantity, and says why of the rest", () => {
+  const traces = [2, 3].map((value, index): Trace => {
+    const trace = { ...emptyTrace({ id: `${index}`, label: `${index}`, ordering: "ordered", end: null }), step: [0], last: 0 };
+    return { ...trace, columns: { ...trace.columns, loss: [value], grad_norm: [value], momentum_norm: [value] } };
+  });
+  const why = "Gradient norm is one thing in one and another in the other: not compared.";
+  const cells = (unlike: readonly Unlike[] | null) => {
+    const html = renderToStaticMarkup(createElement(Readout, { traces, step: 0, isLocked: false, unlike }));
+    const row = (label: string) => {
+      const found = html.match(new RegExp(`<th scope="row">${label}</th>(.*?)</tr>`))?.[1] ?? "";
+      return found.replaceAll(/<\/td>/g, "|").replaceAll(/<[^>]*>/g, "").split("|").slice(0, -1);
+    };
+    return { loss: row("Loss"), gradient: row("Gradient norm"), isSaid: html.includes(`<p>${why}</p>`) };
+  };
+  const like = { loss: ["2.000", "3.000", "−1.00"], gradient: ["2.000", "3.000", "−1.00"] };
+  assert.deepEqual(cells([]), { ...like, isSaid: false });
+  assert.deepEqual(cells([{ quantity: "grad_norm", why }]), { ...like, gradient: ["2.000", "3.000", "—"], isSaid: true });
+  assert.deepEqual(cells(null).loss, ["2.000", "3.000", "—"]);
+});
+
+test("runs that share an ordering are told apart by what their names do not share, and by a dash each", () => {
+  const named = (name: string, ordering = "ordered") => run(name, { step_ordering: ordering, task: { name: "byte_gpt" } });
+  const rates = ["which rate lr=0.02", "which rate lr=0.005"].map((name) => named(name));
+  assert.deepEqual(traceLabels(rates), ["lr=0.02", "lr=0.005"]);
+  const [one, other] = traceDashes(rates);
+  assert.ok(one !== undefined && other !== undefined);
+  assert.notDeepEqual(one, other);
+  const eight = traceDashes(Array.from({ length: 8 }, (_, index) => named(`run ${index}`)));
+  assert.equal(new Set(eight.map((dash) => JSON.stringify(dash))).size, 8);
+  const pair = [named("a", "master"), named("b")];
+  assert.deepEqual([traceLabels(pair), traceDashes(pair)], [["master", "ordered"], [undefined, undefined]]);
+  assert.deepEqual(sharedWords(["same", "same but longer"]), { shared: "", rest: ["same", "same but longer"] });
+});
+
+test("what has no ordering is drawn as none, and no scale is drawn where there is none", () => {
+  const adamw = run("a", { precision: "bf16", task: { name: "external", optimizer: "AdamW" } });
+  const { ordering, hasLossScale } = traceIdentity(adamw, "AdamW");
+  assert.deepEqual([orderingStyle(ordering).colour, hasLossScale], ["--ink-2", false]);
+  const trace = (scaled: boolean): Trace => {
+    const empty = { ...emptyTrace({ id: "a", label: "a", ordering, hasLossScale: scaled, end: null }), step: [0], last: 0 };
+    return { ...empty, columns: { ...empty.columns, loss_scale_before: [1], loss_scale_after: [1] } };
+  };
+  const keys = (traces: readonly Trace[]) => panelsFor(traces).map(({ key }) => key);
+  assert.ok(!keys([trace(false)]).includes("loss_scale"));
+  assert.ok(keys([trace(false), trace(true)]).includes("loss_scale"));
+  assert.equal(panelsFor([trace(false)]).filter(({ saysEnd }) => saysEnd).length, 1);
+  const shown = (traces: Trace[]) => renderToStaticMarkup(createElement(Readout, { traces, step: 0, isLocked: false }));
+  assert.match(shown([trace(true)]), /Loss scale<\/th><td>.*?<sup>0<\/sup>/);
+  assert.match(shown([trace(false)]), /Loss scale<\/th><td><span class="ink-3">—</);
+});
+
+test("only what the service would start again is offered to be retried", () => {
+  const task = { name: "external", optimizer: "AdamW" };
+  const asked = (["failed", "stopped", "succeeded", "running"] as const).map((status) => canRetry(run("a", { task: { name: "byte_gpt" } }, { status })));
+  assert.deepEqual(asked, [true, true, false, false]);
+  assert.equal(canRetry(run("a", { task }, { status: "failed" })), false);
+});
+
+test("runs that share no step have no place to zoom to", () => {
+  const until = (step: number) => landmarks([{ first_divergence: null, bit_equal_until: step } as unknown as Comparison]).landmark;
+  assert.deepEqual([until(0), until(7)], [null, 7]);
 });

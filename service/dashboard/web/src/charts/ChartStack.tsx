@@ -255,12 +255,13 @@ function lineWidth(spec: PanelSpec, line: PanelData["lines"][number]): number {
 
 function lineSeries(spec: PanelSpec, line: PanelData["lines"][number]): uPlot.Series {
   const style = line.look ?? orderingStyle(line.trace.ordering);
+  const dash = line.look?.dash ?? line.trace.dash ?? style.dash;
   const colour = isSecond(spec, line) ? "--ink-3" : style.colour;
   return {
     stroke: cssColour(colour),
     alpha: line.isRaw ? 0.35 : 1,
     width: lineWidth(spec, line),
-    dash: style.dash.length > 0 ? style.dash : undefined,
+    dash: dash.length > 0 ? dash : undefined,
     paths: spec.kind === "stepped" ? uPlot.paths.stepped?.({ align: 1 }) : undefined,
     points: { show: (u, index) => isSparse(u, index), size: 4, fill: cssColour(colour) },
     spanGaps: false,

@@ -1,6 +1,6 @@
 /** The overflows of one run or several, step by step: what entered a momentum and what was kept out. */
 
-import { Box, left, TableHead } from "../components/Box.tsx";
+import { Box, TableHead } from "../components/Box.tsx";
 import { Key } from "../components/controls.tsx";
 import { LossScale } from "../components/marks.tsx";
 import { formatInteger } from "../format/number.ts";
@@ -23,7 +23,17 @@ export function OverflowTable({ traces, locked, onLock }: Props) {
   const read = useExactSteps(traces, steps.flatMap((step) => (step === 0 ? [0] : [step - 1, step])));
   if (total === 0) return null;
   const isOne = traces.length === 1;
-  const names = traces.map((trace) => ({ ...left(isOne ? "Momentum" : trace.label), key: trace.id }));
+  const names = traces.map((trace) => ({
+    key: trace.id,
+    isLeft: true,
+    label: isOne ? (
+      "Momentum"
+    ) : (
+      <span className="clip-label" title={trace.label}>
+        {trace.label}
+      </span>
+    ),
+  }));
   return (
     <Box
       title="Overflows"
@@ -37,7 +47,7 @@ export function OverflowTable({ traces, locked, onLock }: Props) {
         <TableHead cells={["Step", ...names, "Scale"]} />
         <tbody>
           {steps.map((step) => {
-            const first = traces.find((trace) => step <= trace.last);
+            const first = traces.find((trace) => step <= trace.last && trace.hasLossScale !== false);
             return (
               <tr key={step} className={step === locked ? "here" : undefined}>
                 <td>

@@ -7,10 +7,18 @@ import { exponentOfTwo } from "../format/power.ts";
 import { useExactSteps } from "./exactSteps.ts";
 import { countBefore, spanHolds, type Field, type Trace } from "./trace.ts";
 
+/** Why a quantity has no difference: it is not the same one in both. */
+export interface Unlike {
+  quantity: string;
+  why: string;
+}
+
 interface Props {
   traces: readonly Trace[];
   step: number | null;
   isLocked: boolean;
+  /** Of a pair; as long as it is not known, nothing is held against anything. */
+  unlike?: readonly Unlike[] | null;
 }
 
 const ROWS: readonly (readonly [string, Field, (value: number) => string])[] = [
@@ -21,10 +29,14 @@ const ROWS: readonly (readonly [string, Field, (value: number) => string])[] = [
   ["Momentum norm", "momentum_norm", formatScalar],
 ];
 
-export function Readout({ traces, step, isLocked }: Props) {
+export function Readout({ traces, step, isLocked, unlike = null }: Props) {
   const reader = useExactSteps(traces, step === null ? [] : [step]);
-  const read = (trace: Trace, field: Field): number | null => (step === null ? null : reader(trace, field, step));
+  const read = (trace: Trace, field: Field): number | null => {
+    const isNobodys = field === "loss_scale_before" && trace.hasLossScale === false;
+    return step === null || isNobodys ? null : reader(trace, field, step);
+  };
   const isPair = traces.length === 2;
+  const whyNot = new Map((unlike ?? []).map(({ quantity, why }) => [quantity, why]));
   return (
     <section className="box readout" aria-label="Values at one step">
       <header>
@@ -40,7 +52,7 @@ export function Readout({ traces, step, isLocked }: Props) {
             {traces.map((trace) => (
               <th scope="col" key={trace.id}>
                 <span className="ordering">
-                  <OrderingGlyph ordering={trace.ordering} />
+                  <OrderingGlyph ordering={trace.ordering} dash={trace.dash} />
                   <span className="clip-label" title={trace.label}>
                     {trace.label}
                   </span>
@@ -66,8 +78,10 @@ export function Readout({ traces, step, isLocked }: Props) {
                   </td>
                 ))}
                 {isPair && (
-                  <td className="ink-3">
-                    {field === "loss_scale_before" ? (
+                  <td className="ink-3" title={whyNot.get(field)}>
+                    {unlike === null || whyNot.has(field) ? (
+                      <>—</>
+                    ) : field === "loss_scale_before" ? (
                       <ScaleRatio a={values[0] ?? null} b={values[1] ?? null} />
                     ) : (
                       <Difference a={values[0] ?? null} b={values[1] ?? null} />
@@ -93,6 +107,13 @@ export function Readout({ traces, step, isLocked }: Props) {
           </tr>
         </tbody>
       </table>
+      {isPair && whyNot.size > 0 && (
+        <div className="body ink-2">
+          {[...whyNot.values()].map((why) => (
+            <p key={why}>{why}</p>
+          ))}
+        </div>
+      )}
     </section>
   );
 }

@@ -19,7 +19,22 @@ const STYLES: Record<StepOrdering, OrderingStyle> = {
   ordered: { colour: "--ordered", glyph: "M5 .5a4.5 4.5 0 1 1 0 9 4.5 4.5 0 0 1 0-9Z", dash: [] },
 };
 
-const UNKNOWN: OrderingStyle = { colour: "--ink-2", glyph: "M.8 .8h8.4v8.4H.8Z", dash: [] };
+/** What has no ordering, such as AdamW: in ink, for it takes part in no comparison of orders. */
+const UNKNOWN: OrderingStyle = { colour: "--ink-2", glyph: "M0 3.4h10v3.2H0Z", dash: [] };
+
+/** Lines of one ordering share its hue; these tell up to eight of them apart. */
+const REPEATED: readonly (readonly number[])[] = [[], [7, 3], [2, 2], [10, 3, 2, 3], [4, 2], [14, 4], [6, 2, 2, 2, 2, 2], [1, 4]];
+
+/** A dash for each of several lines; undefined where a line's ordering is its own, and its own dash tells it. */
+export function repeatedDashes(orderings: readonly string[]): (number[] | undefined)[] {
+  const seen = new Map<string, number>();
+  return orderings.map((ordering) => {
+    const nth = seen.get(ordering) ?? 0;
+    seen.set(ordering, nth + 1);
+    const isRepeated = orderings.indexOf(ordering) !== orderings.lastIndexOf(ordering);
+    return isRepeated ? [...(REPEATED[nth % REPEATED.length] ?? [])] : undefined;
+  });
+}
 
 export function orderingStyle(ordering: string): OrderingStyle {
   return STYLES[ordering as StepOrdering] ?? UNKNOWN;

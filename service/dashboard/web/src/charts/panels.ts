@@ -58,6 +58,12 @@ export const PANELS: readonly PanelSpec[] = [
   },
 ];
 
+/** The panels for these traces: none for a loss scale that no run has. */
+export function panelsFor(traces: readonly Trace[]): readonly PanelSpec[] {
+  if (traces.length === 0 || traces.some((trace) => trace.hasLossScale !== false)) return PANELS;
+  return PANELS.filter(({ key }) => key !== "loss_scale").map((panel) => (panel.key === "loss" ? { ...panel, saysEnd: true } : panel));
+}
+
 export interface StripRow {
   trace: Trace;
   field: Field;
@@ -65,7 +71,7 @@ export interface StripRow {
 }
 
 export interface PanelLine {
-  trace: Pick<Trace, "id" | "label" | "ordering" | "end">;
+  trace: Pick<Trace, "id" | "label" | "ordering" | "dash" | "end">;
   field: Field | null;
   isRaw: boolean;
   /** By default the ordering's. */
@@ -82,6 +88,7 @@ export interface PanelData {
 
 /** The staircase ends where the last step left the scale, one step after it. */
 function lossScaleLine(trace: Trace): Line {
+  if (trace.hasLossScale === false) return { x: trace.step, y: trace.step.map(() => null) };
   const after = trace.columns.loss_scale_after.at(-1);
   const line = { x: trace.step, y: trace.columns.loss_scale_before };
   if (after === null || after === undefined) return line;
@@ -93,7 +100,7 @@ function lineOf(trace: Trace, field: Field): Line {
 }
 
 function dashes(trace: Trace): number {
-  return Math.min(orderingStyle(trace.ordering).dash.length, 1);
+  return Math.min((trace.dash ?? orderingStyle(trace.ordering).dash).length, 1);
 }
 
 export function panelData(spec: PanelSpec, traces: readonly Trace[], smoothing: number): PanelData {

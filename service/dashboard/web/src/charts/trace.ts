@@ -29,7 +29,12 @@ export interface NonfiniteSpan {
 export interface Trace {
   id: string;
   label: string;
+  /** The step ordering, or the optimizer that has none. */
   ordering: string;
+  /** Where others share the ordering: what tells its line from theirs. */
+  dash?: number[];
+  /** DeepSpeed records a scale of 1 where there is none. */
+  hasLossScale?: boolean;
   /** Whether every recorded step in view has a point. */
   exact: boolean;
   step: number[];
@@ -43,7 +48,7 @@ export interface Trace {
   end: { step: number; text: string } | null;
 }
 
-export type TraceIdentity = Pick<Trace, "id" | "label" | "ordering" | "end">;
+export type TraceIdentity = Pick<Trace, "id" | "label" | "ordering" | "dash" | "hasLossScale" | "end">;
 
 export function emptyTrace(identity: TraceIdentity): Trace {
   const columns = Object.fromEntries(FIELDS.map((field) => [field, []])) as unknown as Trace["columns"];

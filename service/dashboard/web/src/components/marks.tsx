@@ -83,8 +83,21 @@ export function VerdictChip({ verdict }: { verdict: Verdict | null }) {
   );
 }
 
-export function OrderingGlyph({ ordering }: { ordering: string }) {
+interface OrderingProps {
+  ordering: string;
+  /** Where several runs share the ordering: how this one's line is dashed. */
+  dash?: number[];
+}
+
+export function OrderingGlyph({ ordering, dash }: OrderingProps) {
   const style = orderingStyle(ordering);
+  if (dash !== undefined) {
+    return (
+      <svg width="20" height="10" viewBox="0 0 20 10" aria-hidden="true">
+        <path d="M0 5h20" stroke={`var(${style.colour})`} strokeWidth="2" strokeDasharray={dash.join(" ") || undefined} />
+      </svg>
+    );
+  }
   return (
     <svg width="10" height="10" viewBox="0 0 10 10" aria-hidden="true">
       <path d={style.glyph} fill={`var(${style.colour})`} />
@@ -92,10 +105,10 @@ export function OrderingGlyph({ ordering }: { ordering: string }) {
   );
 }
 
-export function OrderingMark({ ordering, label }: { ordering: string; label?: string }) {
+export function OrderingMark({ ordering, dash, label }: OrderingProps & { label?: string }) {
   return (
     <span className="ordering">
-      <OrderingGlyph ordering={ordering} />
+      <OrderingGlyph ordering={ordering} dash={dash} />
       {label ?? ordering}
     </span>
   );

@@ -61,7 +61,16 @@ export function describeSpec(spec: RunSpec): string {
   return describedParts(spec).join(" · ");
 }
 
-/** The same line of what several runs have in common; what sets them apart is left out. */
+/** Whether a script of somebody's own was recorded: nobody but that script starts, stops or retries it. */
+export function isRecording({ task }: RunSpec): boolean {
+  return task?.name === "external";
+}
+
+/** As the service has it: a failed or stopped run that it started itself. */
+export function canRetry({ status, spec }: Run): boolean {
+  return (status === "failed" || status === "stopped") && !isRecording(spec);
+}
+
 /** How a run's steps are ordered; a recorded script's other optimizer has no such order, and is named itself. */
 export function orderingWords({ task, step_ordering: ordering }: RunSpec): string {
   const { name, optimizer } = (task ?? {}) as { name?: string; optimizer?: string | null };
@@ -69,6 +78,7 @@ export function orderingWords({ task, step_ordering: ordering }: RunSpec): strin
   return optimizer ?? "another optimizer";
 }
 
+/** The same line of what several runs have in common; what sets them apart is left out. */
 export function describeShared(specs: readonly RunSpec[]): string {
   const [first = [], ...rest] = specs.map(describedParts);
   return first.filter((part) => rest.every((parts) => parts.includes(part))).join(" · ");

@@ -5,14 +5,15 @@ import { plannedSteps } from "../../format/steps.ts";
 import { RunLink } from "../../components/RunLink.tsx";
 import { FinalScale, OrderingMark, Scalar, StatusMark, VerdictChip } from "../../components/marks.tsx";
 import { formatInteger, formatLoss, formatScalar, toNumber } from "../../format/number.ts";
+import { orderingWords } from "../../format/spec.ts";
 import { Figure } from "../run/RunHeader.tsx";
 import { runShare } from "../runs/columns.tsx";
 
-export function CompareCard({ run, label }: { run: Run; label: string }) {
+export function CompareCard({ run, label, dash }: { run: Run; label: string; dash?: number[] }) {
   const summary = run.summary;
   return (
     <div className="card compare-card">
-      <OrderingMark ordering={run.spec.step_ordering} label={label} />
+      <OrderingMark ordering={orderingWords(run.spec)} dash={dash} label={label} />
       <VerdictChip verdict={run.verdict} />
       <StatusMark status={run.status} share={runShare(run)} />
       <span className="ink-3 num">

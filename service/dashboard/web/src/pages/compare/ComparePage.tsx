@@ -7,9 +7,9 @@ import type { Run } from "../../api/types.ts";
 import { plannedSteps } from "../../format/steps.ts";
 import { ChartStack } from "../../charts/ChartStack.tsx";
 import { downloadPng } from "../../charts/exportPng.ts";
-import { traceIdentity, traceLabels } from "../../charts/identity.ts";
+import { sharedWords, traceDashes, traceIdentity, traceLabels } from "../../charts/identity.ts";
 import { OverflowTable } from "../../charts/OverflowTable.tsx";
-import { PANELS } from "../../charts/panels.ts";
+import { panelsFor } from "../../charts/panels.ts";
 import { Readout } from "../../charts/Readout.tsx";
 import { overAppliedSteps } from "../../charts/trace.ts";
 import { around, setWindow, useChartState, useWindow } from "../../charts/useChartState.ts";
@@ -26,11 +26,13 @@ import { compareHref } from "../runs/links.ts";
 import { CompareCard } from "./CompareCard.tsx";
 import { ConfigDifference, CostBox, LossBox } from "./DifferenceBoxes.tsx";
 import { Finding } from "./Finding.tsx";
+import { unlike } from "./notes.ts";
 import { landmarks, useComparisons } from "./useComparisons.ts";
 import { useRuns } from "./useRuns.ts";
 
 const LETTERS = "abcdefgh";
 const LAST_STEPS = 5000;
+const MOST_BESIDE = 3;
 
 /** The runs that the address names: `?a=…&b=…`, up to eight. */
 export function readIds(query: URLSearchParams): string[] {
@@ -79,14 +81,17 @@ function Compared({ runs, ids }: { runs: Run[]; ids: string[] }) {
   const stack = useRef<HTMLDivElement>(null);
 
   const labels = traceLabels(runs);
-  const identityKey = JSON.stringify(runs.map((run, index) => traceIdentity(run, labels[index] ?? run.name)));
+  const dashes = traceDashes(runs);
+  const identities = runs.map((run, index) => traceIdentity(run, labels[index] ?? run.name, dashes[index]));
+  const identityKey = JSON.stringify(identities);
   const requests = useMemo(
-    () => runs.map((run, index) => ({ run, identity: traceIdentity(run, labels[index] ?? run.name) })),
+    () => runs.flatMap((run, index) => ({ run, identity: identities[index] ?? traceIdentity(run, run.name) })),
     [identityKey, runs],
   );
   const { traces, error, isLoading } = useTraces(requests, isApplied ? null : window);
   const drawn = useMemo(() => (isApplied ? traces.map(overAppliedSteps) : traces), [traces, isApplied]);
   const { divergence, landmark } = landmarks(comparisons.each);
+  const [first] = comparisons.each;
   const planned = Math.max(...runs.map((run) => plannedSteps(run)));
   const chart = useChartState(drawn, planned, landmark);
   const last = Math.max(0, ...traces.map((trace) => trace.last));
@@ -98,16 +103,22 @@ function Compared({ runs, ids }: { runs: Run[]; ids: string[] }) {
   };
   const zoomValue = window === null ? "all" : landmark !== null && String(window) === String(around(landmark)) ? "divergence" : "";
 
+  // A column a run: more of them than the aside has room for stand over the charts.
+  const isWide = runs.length > MOST_BESIDE;
+  const readout = (
+    <Readout
+      traces={drawn}
+      step={chart.shown}
+      isLocked={chart.locked !== null}
+      unlike={first === undefined ? null : unlike(first, labels[0] ?? "A", labels[1] ?? "B")}
+    />
+  );
+
   return (
     <main className="page" id="main" tabIndex={-1}>
       <div className="row wrap-row compare-title">
         <h1 className="h1">
-          {runs.map((run, index) => (
-            <span key={run.id} className="title-part">
-              {index > 0 && <span className="ink-3"> vs </span>}
-              <b>{run.name}</b>
-            </span>
-          ))}
+          <Title runs={runs} />
         </h1>
         <span className="ink-3">
           <Sentence text={describeShared(runs.map((run) => run.spec))} />
@@ -117,11 +128,12 @@ function Compared({ runs, ids }: { runs: Run[]; ids: string[] }) {
       </div>
       <div className="compare-cards">
         {runs.map((run, index) => (
-          <CompareCard key={run.id} run={run} label={labels[index] ?? run.name} />
+          <CompareCard key={run.id} run={run} label={labels[index] ?? run.name} dash={dashes[index]} />
         ))}
       </div>
-      <Finding comparisons={comparisons} runs={runs} labels={labels} onZoom={landmark === null ? null : zoom} />
-      <div className="with-aside">
+      <Finding comparisons={comparisons} runs={runs} labels={labels} dashes={dashes} onZoom={landmark === null ? null : zoom} />
+      {isWide && <div className="wide-readout">{readout}</div>}
+      <div className={isWide ? "with-aside below" : "with-aside"}>
         <div>
           <div className="tool">
             <Segments
@@ -160,7 +172,7 @@ function Compared({ runs, ids }: { runs: Run[]; ids: string[] }) {
             <div ref={stack}>
               <ChartStack
                 traces={drawn}
-                panels={PANELS}
+                panels={panelsFor(drawn)}
                 range={chart.range}
                 divergence={isApplied ? null : divergence}
                 locked={chart.locked}
@@ -174,7 +186,7 @@ function Compared({ runs, ids }: { runs: Run[]; ids: string[] }) {
           )}
         </div>
         <aside aria-label="Details">
-          <Readout traces={drawn} step={chart.shown} isLocked={chart.locked !== null} />
+          {!isWide && readout}
           {!isApplied && <OverflowTable traces={traces} locked={chart.locked} onLock={chart.onLock} />}
           <ConfigDifference runs={runs} labels={labels} />
           <LossBox each={comparisons.each} runs={runs} labels={labels} />
@@ -182,6 +194,23 @@ function Compared({ runs, ids }: { runs: Run[]; ids: string[] }) {
         </aside>
       </div>
     </main>
+  );
+}
+
+/** Two names in full; of more runs what all names begin with once, then what tells each apart. */
+function Title({ runs }: { runs: readonly Run[] }) {
+  const names = runs.map((run) => run.name);
+  const { shared, rest } = runs.length > 2 ? sharedWords(names) : { shared: "", rest: names };
+  return (
+    <>
+      {shared !== "" && <span className="title-part">{shared}: </span>}
+      {runs.map((run, index) => (
+        <span key={run.id} className="title-part">
+          {index > 0 && <span className="ink-3"> vs </span>}
+          <b>{rest[index]}</b>
+        </span>
+      ))}
+    </>
   );
 }
 

@@ -4,6 +4,7 @@ import type { Comparison, Run } from "../../api/types.ts";
 import { Key } from "../../components/controls.tsx";
 import { OrderingMark, Sentence } from "../../components/marks.tsx";
 import { formatInteger } from "../../format/number.ts";
+import { orderingWords } from "../../format/spec.ts";
 import { words } from "../../format/words.ts";
 import { poisonedSince } from "../runs/columns.tsx";
 import { notes } from "./notes.ts";
@@ -13,17 +14,18 @@ interface Props {
   comparisons: Comparisons;
   runs: readonly Run[];
   labels: readonly string[];
+  dashes: readonly (number[] | undefined)[];
   onZoom: (() => void) | null;
 }
 
 export function headline({ first_divergence: divergence, bit_equal_until: until }: Comparison): string {
   if (divergence) return `First divergence at step ${formatInteger(divergence.step)}.`;
   // Equal until step 0 is never equal: the one record begins after the other, and the explanation says so.
-  if (!until) return "Nothing to compare yet.";
+  if (!until) return "Nothing to compare.";
   return `Bit-equal until step ${formatInteger(until)}.`;
 }
 
-export function Finding({ comparisons, runs, labels, onZoom }: Props) {
+export function Finding({ comparisons, runs, labels, dashes, onZoom }: Props) {
   const { each, error } = comparisons;
   const isPoisoned = runs.some((run) => poisonedSince(run) !== null);
   if (each.every((comparison) => comparison === undefined)) {
@@ -36,11 +38,11 @@ export function Finding({ comparisons, runs, labels, onZoom }: Props) {
   return (
     <div className={isPoisoned ? "finding nonfinite-edge" : "finding"}>
       <div>
-        {each.length === 1 ? <One comparison={each[0]} /> : <Several each={each} runs={runs} labels={labels} />}
+        {each.length === 1 ? <One comparison={each[0]} /> : <Several each={each} runs={runs} labels={labels} dashes={dashes} />}
         {runs.map((run, index) =>
           run.verdict === null ? null : (
             <p key={run.id} className="ink-2">
-              <OrderingMark ordering={run.spec.step_ordering} label={labels[index]} />{" "}
+              <OrderingMark ordering={orderingWords(run.spec)} dash={dashes[index]} label={labels[index]} />{" "}
               <span className="strong">{words(run.verdict.name)}.</span> <Sentence text={run.verdict.evidence ?? ""} />
             </p>
           ),
@@ -85,12 +87,12 @@ function One({ comparison }: { comparison: Comparison | undefined }) {
 }
 
 /** Of more than two runs each is held against the first: a sentence a run. */
-function Several({ each, runs, labels }: { each: Comparisons["each"]; runs: readonly Run[]; labels: readonly string[] }) {
+function Several({ each, runs, labels, dashes }: Pick<Props, "runs" | "labels" | "dashes"> & Pick<Comparisons, "each">) {
   const [first] = runs;
   return (
     <>
       <p className="ink-2">
-        Against {first && <OrderingMark ordering={first.spec.step_ordering} label={labels[0]} />}:
+        Against {first && <OrderingMark ordering={orderingWords(first.spec)} dash={dashes[0]} label={labels[0]} />}:
       </p>
       <ul className="against">
         {each.map((comparison, index) => {
@@ -98,7 +100,7 @@ function Several({ each, runs, labels }: { each: Comparisons["each"]; runs: read
           if (run === undefined) return null;
           return (
             <li key={run.id}>
-              <OrderingMark ordering={run.spec.step_ordering} label={labels[index + 1]} />{" "}
+              <OrderingMark ordering={orderingWords(run.spec)} dash={dashes[index + 1]} label={labels[index + 1]} />{" "}
               {comparison === undefined ? (
                 <span className="ink-3">Comparing …</span>
               ) : (

@@ -1,16 +1,24 @@
 /** What a reader of two records has to know beside where they part, a sentence each; the service says what of. */
 
 import type { Comparison } from "../../api/types.ts";
+import type { Unlike } from "../../charts/Readout.tsx";
 import { formatInteger } from "../../format/number.ts";
 
 const CLIPPED: Record<string, string> = { muon_exempt: "gradient of what AdamW takes" };
 
+/** Which recorded quantities are not the same one in both, each with the two that they are. */
+export function unlike({ not_compared: all }: Comparison, a: string, b: string): Unlike[] {
+  return all.map((each) => ({
+    quantity: each.quantity,
+    why: `${quantityWords(each.quantity)} is ${each.a} in ${a} and ${each.b} in ${b}: not compared.`,
+  }));
+}
+
 /** Which recorded quantities are not the same one in both, and how often clipping acted. */
-export function notes({ not_compared: unlike, clipping }: Comparison, a: string, b: string): string[] {
+export function notes(comparison: Comparison, a: string, b: string): string[] {
+  const { clipping } = comparison;
   return [
-    ...unlike.map(
-      (each) => `${quantityWords(each.quantity)} is ${each.a} in ${a} and ${each.b} in ${b}: not compared.`,
-    ),
+    ...unlike(comparison, a, b).map(({ why }) => why),
     ...(["a", "b"] as const).flatMap((side) => {
       const found = clipping[side];
       if (found === null) return [];

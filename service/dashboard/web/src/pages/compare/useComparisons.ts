@@ -85,10 +85,10 @@ export function useComparisons(runs: readonly Run[]): Comparisons {
   return { each: pairs.map(({ key }) => known.get(key)), error };
 }
 
-/** The earliest step at which any of the runs parts from the first, or up to which the last of them is known equal. */
+/** The earliest step at which any of the runs parts from the first, or up to which the last of them is known equal: never 0. */
 export function landmarks(each: readonly (Comparison | undefined)[]): { divergence: number | null; landmark: number | null } {
   const steps = each.flatMap((comparison) => comparison?.first_divergence?.step ?? []);
-  const equal = each.flatMap((comparison) => comparison?.bit_equal_until ?? []);
+  const equal = each.flatMap((comparison) => comparison?.bit_equal_until || []);
   const divergence = steps.length === 0 ? null : Math.min(...steps);
   return { divergence, landmark: divergence ?? (equal.length === 0 ? null : Math.min(...equal)) };
 }

@@ -1,6 +1,6 @@
 /** One experiment: its answer in a sentence, the matrix with live cells, and a pair to look at closer. */
 
-import { useCallback } from "react";
+import { useCallback, type ReactNode } from "react";
 
 import { requestJson, requestText, runPath } from "../../api/client.ts";
 import { useResource } from "../../api/resource.ts";
@@ -13,6 +13,7 @@ import { useTitle } from "../../components/title.ts";
 import { capitalised } from "../../format/words.ts";
 import { copyText, showError, showToast } from "../../components/toast.tsx";
 import { formatInteger, formatScalar, plural, toNumber } from "../../format/number.ts";
+import { differences } from "../../format/spec.ts";
 import { withQuery } from "../../api/client.ts";
 import { href, Link, navigate, useQuery } from "../../routing/router.tsx";
 import { compareHref } from "../runs/links.ts";
@@ -75,7 +76,7 @@ function ExperimentView({ experiment, onChanged }: { experiment: Experiment; onC
         <aside aria-label="About the selected pair">
           {row && <PairBox row={row} matrix={matrix} pair={pair} />}
           <HowToRead experiment={experiment} known={matrix.known} />
-          {experiment.runs[0] && <SetUp run={experiment.runs[0]} />}
+          <SetUp runs={experiment.runs} />
         </aside>
       </div>
     </main>
@@ -260,18 +261,23 @@ function HowToRead({ experiment, known }: { experiment: Experiment; known: strin
   );
 }
 
-function SetUp({ run }: { run: Run }) {
-  const { spec } = run;
+/** What the runs share; what they differ in stands in the table. */
+function SetUp({ runs }: { runs: readonly Run[] }) {
+  const [first] = runs;
+  if (first === undefined) return null;
+  const { spec } = first;
+  const varied = new Set(differences(runs.map((run) => run.spec)).map(({ path }) => path));
+  const unless = (path: string, value: ReactNode) => (varied.has(path) ? "varies" : value);
   return (
     <section className="side-box">
       <h2 className="h2">Set-up</h2>
       <dl className="kv">
-        <Entry label="Task">{spec.task.name}</Entry>
-        <Entry label="Optimizer">Muon, lr {formatScalar(spec.optimizer.lr, 3)}</Entry>
-        <Entry label="Precision">{spec.precision}</Entry>
-        <Entry label="Steps">{formatInteger(spec.steps)}</Entry>
-        <Entry label="Ranks">{spec.world_size}</Entry>
-        <Entry label="Implementation">{spec.implementation}</Entry>
+        <Entry label="Task">{unless("task.name", spec.task.name)}</Entry>
+        <Entry label="Optimizer">Muon, lr {unless("optimizer.lr", spec.optimizer.lr)}</Entry>
+        <Entry label="Precision">{unless("precision", spec.precision)}</Entry>
+        <Entry label="Steps">{unless("steps", formatInteger(spec.steps))}</Entry>
+        <Entry label="Ranks">{unless("world_size", spec.world_size)}</Entry>
+        <Entry label="Implementation">{unless("implementation", spec.implementation)}</Entry>
       </dl>
     </section>
   );

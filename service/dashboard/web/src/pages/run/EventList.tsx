@@ -7,7 +7,7 @@ import type { RunEvent } from "../../api/types.ts";
 import { formatClock, formatExact } from "../../format/time.ts";
 import { words } from "../../format/words.ts";
 
-/** `mark` is any text that changes when there may be new events. */
+/** Of a failure that prints a traceback its first line; all of it stands with the verdict. `mark` is any text that changes when there may be new events. */
 export function EventList({ path, mark }: { path: string; mark: string }) {
   const events = useResource<{ events: RunEvent[] }>(path);
   const { refresh } = events;
@@ -29,7 +29,7 @@ export function EventList({ path, mark }: { path: string; mark: string }) {
             <span>
               <b>{headline(event)}</b>{" "}
               <span className="ink-2" title={event.who ?? undefined}>
-                {event.why}
+                {event.why?.split("\n", 1)[0]}
               </span>
             </span>
           </li>

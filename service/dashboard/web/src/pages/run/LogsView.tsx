@@ -9,6 +9,7 @@ import type { Run } from "../../api/types.ts";
 import { Segments } from "../../components/controls.tsx";
 import { EmptyState, ErrorState, LoadingState } from "../../components/states.tsx";
 import { plural } from "../../format/number.ts";
+import { isRecording } from "../../format/spec.ts";
 import { TERMINAL } from "../../format/words.ts";
 import { filterLines, ranksOf, readLines } from "./logText.ts";
 
@@ -37,6 +38,7 @@ export default function LogsView({ run }: { run: Run }) {
     };
   }, [isLive, refresh]);
 
+  const isRecorded = isRecording(run.spec);
   const lines = useMemo(() => readLines(logs.data ?? ""), [logs.data]);
   const ranks = useMemo(() => ranksOf(lines), [lines]);
   const shown = useMemo(() => filterLines(lines, search, rank === "" ? null : Number(rank)), [lines, search, rank]);
@@ -89,7 +91,9 @@ export default function LogsView({ run }: { run: Run }) {
         </button>
       </div>
       {lines.length === 0 ? (
-        <EmptyState title="No logs yet" />
+        <EmptyState title={isLive && !isRecorded ? "No logs yet" : "No logs"}>
+          {isRecorded && <p>The script that was recorded writes where it was started.</p>}
+        </EmptyState>
       ) : (
         <div
           className="card logs"

@@ -16,7 +16,7 @@ export function PhaseTimeline({ attempt }: { attempt: Attempt | undefined }) {
       <header>
         <h2 className="h2">Start-up</h2>
         <span className="aside">
-          {firstStep ? `first step after ${formatSeconds(firstStep.from + firstStep.took)}` : "not at its first step yet"}
+          {firstStep ? `first step after ${formatSeconds(firstStep.from + firstStep.took)}` : attempt?.finished_at ? "ended before its first step" : "not at its first step yet"}
         </span>
       </header>
       <ol className="phases">

@@ -10,7 +10,7 @@ import { FinalScale, OrderingMark, ProgressBar, Scalar, Sentence, StatusMark, Ve
 import { Elapsed, useNow } from "../../components/time.tsx";
 import { showError, showToast } from "../../components/toast.tsx";
 import { formatInteger, formatLoss, formatScalar, toNumber } from "../../format/number.ts";
-import { describeSpec, orderingWords, sharedWithPair } from "../../format/spec.ts";
+import { canRetry, describeSpec, isRecording, orderingWords, sharedWithPair } from "../../format/spec.ts";
 import { formatDuration } from "../../format/time.ts";
 import { capitalised, TERMINAL, words } from "../../format/words.ts";
 import { href, Link, navigate } from "../../routing/router.tsx";
@@ -37,7 +37,7 @@ export function RunHeader({ run, onChanged }: Props) {
         <RunActions run={run} onChanged={onChanged} />
       </div>
       <div className="card run-card-head">
-        <OrderingMark ordering={run.spec.step_ordering} label={orderingWords(run.spec)} />
+        <OrderingMark ordering={orderingWords(run.spec)} />
         <VerdictChip verdict={run.verdict} />
         <StatusMark status={run.status} share={runShare(run)} />
         <Progress run={run} />
@@ -167,6 +167,7 @@ function verdictHeadline({ verdict }: Run): string {
 
 function RunActions({ run, onChanged }: Props) {
   const isOver = TERMINAL.has(run.status);
+  const isRecorded = isRecording(run.spec);
   const command = async (name: "stop" | "retry", notice: string) => {
     try {
       await requestJson<Run>(runPath(run.id, name), { method: "POST" });
@@ -179,14 +180,17 @@ function RunActions({ run, onChanged }: Props) {
   return (
     <div className="row wrap-row">
       <PairLink run={run} />
-      <Link to={href("/submit", { from: run.id })} className="btn" title="Submit a run like this one">
-        Clone
-      </Link>
-      {isOver ? (
+      {!isRecorded && (
+        <Link to={href("/submit", { from: run.id })} className="btn" title="Submit a run like this one">
+          Clone
+        </Link>
+      )}
+      {canRetry(run) && (
         <button type="button" className="btn" onClick={() => void command("retry", "Queued for another attempt.")}>
           Retry
         </button>
-      ) : (
+      )}
+      {!isOver && !isRecorded && (
         <ConfirmButton
           label="Stop"
           confirm="Stop it now?"

@@ -9,13 +9,14 @@ import { plannedSteps } from "../../format/steps.ts";
 import { ChartStack } from "../../charts/ChartStack.tsx";
 import { traceIdentity } from "../../charts/identity.ts";
 import { OverflowTable } from "../../charts/OverflowTable.tsx";
-import { PANELS } from "../../charts/panels.ts";
+import { panelsFor } from "../../charts/panels.ts";
 import { Readout } from "../../charts/Readout.tsx";
 import { around, setWindow, useChartState, useWindow } from "../../charts/useChartState.ts";
 import { useTraces } from "../../charts/useTraces.ts";
 import { Key, Segments } from "../../components/controls.tsx";
 import { EmptyState, ErrorState, LoadingState } from "../../components/states.tsx";
 import { formatInteger } from "../../format/number.ts";
+import { TERMINAL } from "../../format/words.ts";
 import { useQuery } from "../../routing/router.tsx";
 import { poisonedSince } from "../runs/columns.tsx";
 import { EventList } from "./EventList.tsx";
@@ -76,12 +77,12 @@ export function StepsView({ run }: { run: Run }) {
             </button>
           )}
           <span className="grow" />
-          <span className="label">{trace && rangeWords(chart.range, trace.last, trace.exact)}</span>
+          <span className="label">{hasSteps && rangeWords(chart.range, trace.last, trace.exact)}</span>
         </div>
         {hasSteps ? (
           <ChartStack
             traces={traces}
-            panels={PANELS}
+            panels={panelsFor(traces)}
             more={panels}
             range={chart.range}
             locked={chart.locked}
@@ -93,7 +94,7 @@ export function StepsView({ run }: { run: Run }) {
           <LoadingState what="the steps" />
         ) : (
           <div className="card">
-            <EmptyState title="No steps recorded yet">
+            <EmptyState title={TERMINAL.has(run.status) ? "No steps recorded" : "No steps recorded yet"}>
               <p>
                 {run.status === "queued" || run.status === "pending"
                   ? "Charts begin with the first step."
@@ -111,10 +112,12 @@ export function StepsView({ run }: { run: Run }) {
         )}
         <EventList path={runPath(run.id, "events")} mark={`${run.status} ${run.attempts?.length ?? 0}`} />
         <PhaseTimeline attempt={run.attempts?.at(-1)} />
-        <p className="ink-3 hint-line">
-          <Key>J</Key> <Key>K</Key> overflows, <Key>D</Key> first of them, <Key>L</Key> lock; drag to zoom, double-click
-          for all.
-        </p>
+        {hasSteps && (
+          <p className="ink-3 hint-line">
+            <Key>J</Key> <Key>K</Key> overflows, <Key>D</Key> first of them, <Key>L</Key> lock; drag to zoom, double-click
+            for all.
+          </p>
+        )}
       </aside>
     </div>
   );

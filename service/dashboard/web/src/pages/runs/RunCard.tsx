@@ -17,6 +17,7 @@ interface Props {
 }
 
 export const RunCard = memo(function RunCard({ run, isSelected, onToggle }: Props) {
+  const hasLossScale = run.spec.precision === "fp16";
   return (
     <div className={isSelected ? "run-card selected" : "run-card"}>
       <input
@@ -34,19 +35,21 @@ export const RunCard = memo(function RunCard({ run, isSelected, onToggle }: Prop
         </div>
         <div className="row ink-2">
           <StatusMark status={run.status} share={runShare(run)} />
-          <OrderingMark ordering={run.spec.step_ordering} label={orderingWords(run.spec)} />
+          <OrderingMark ordering={orderingWords(run.spec)} />
           <span>
-            ZeRO {run.spec.zero_stage} · <InitialScale run={run} />
+            ZeRO {run.spec.zero_stage} · {hasLossScale ? <InitialScale run={run} /> : run.spec.precision}
           </span>
         </div>
         <div className="row num ink-2">
           <span>{formatInteger(run.summary?.steps ?? 0)}</span>
           <ProgressBar share={runShare(run)} label={`${run.name}: steps recorded of ${plannedSteps(run)}`} />
-          <span>
-            scale <FinalScale run={run} />
-          </span>
+          {hasLossScale && (
+            <span>
+              scale <FinalScale run={run} />
+            </span>
+          )}
           <span className="clip">
-            ‖m‖ <MomentumCell run={run} />
+            momentum <MomentumCell run={run} />
           </span>
         </div>
       </div>

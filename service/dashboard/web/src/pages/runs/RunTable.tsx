@@ -231,8 +231,9 @@ export function RunTable(props: Props) {
               return (
                 <tr key={`group ${item.group.key}`} className="group" aria-rowindex={index + 2}>
                   <td colSpan={shown.length + 1}>
-                    <span className="group-title">{item.group.title}</span>{" "}
-                    <span className="ink-3">{item.group.runs.length}</span>
+                    <span className="group-title">
+                      {item.group.title} <span className="ink-3">{item.group.runs.length}</span>
+                    </span>
                   </td>
                 </tr>
               );

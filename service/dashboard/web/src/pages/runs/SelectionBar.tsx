@@ -5,7 +5,7 @@ import type { Run } from "../../api/types.ts";
 import { ConfirmButton, Key } from "../../components/controls.tsx";
 import { showError, showToast } from "../../components/toast.tsx";
 import { plural } from "../../format/number.ts";
-import { differences, isLabel } from "../../format/spec.ts";
+import { canRetry, differences, isLabel, isRecording } from "../../format/spec.ts";
 import { TERMINAL } from "../../format/words.ts";
 import { TagMenu, type TagChange } from "./TagMenu.tsx";
 
@@ -50,8 +50,8 @@ interface Props {
 
 export function SelectionBar({ ids, runs, onCompare, onClear }: Props) {
   if (ids.size === 0) return null;
-  const live = runs.filter((run) => !TERMINAL.has(run.status));
-  const ended = runs.filter((run) => TERMINAL.has(run.status));
+  const live = runs.filter((run) => !TERMINAL.has(run.status) && !isRecording(run.spec));
+  const ended = runs.filter(canRetry);
   return (
     <div className="selection-bar" role="region" aria-label="Selected runs">
       <b>{ids.size} selected</b>

@@ -50,6 +50,10 @@ function hasRecord(run: Run): boolean {
   return (run.summary?.steps ?? 0) > 0;
 }
 
+function isLossScaled(run: Run): boolean {
+  return run.spec.precision === "fp16" && run.attempts?.at(-1)?.momentum_unit === "loss_scaled";
+}
+
 export function MomentumCell({ run }: { run: Run }) {
   const value = toNumber(run.summary?.last_momentum_norm);
   if (value === null) return dash;
@@ -57,7 +61,14 @@ export function MomentumCell({ run }: { run: Run }) {
   if (Number.isFinite(value)) {
     return (
       <>
-        <Scalar value={value} format={(number) => formatScalar(number, 3)} /> <span className="ink-3">finite</span>
+        <Scalar value={value} format={(number) => formatScalar(number, 3)} />{" "}
+        {isLossScaled(run) ? (
+          <span className="ink-3" title="times the loss scale: DeepSpeed's own Muon holds its momentum so">
+            scaled
+          </span>
+        ) : (
+          <span className="ink-3">finite</span>
+        )}
       </>
     );
   }
@@ -99,7 +110,7 @@ export const COLUMNS: readonly RunColumn[] = [
     label: "Ordering",
     width: 100,
     sort: "step_ordering",
-    cell: (run) => <OrderingMark ordering={run.spec.step_ordering} label={orderingWords(run.spec)} />,
+    cell: (run) => <OrderingMark ordering={orderingWords(run.spec)} />,
   },
   { id: "stage", label: "ZeRO", width: 48, isNumeric: true, sort: "zero_stage", cell: (run) => run.spec.zero_stage },
   {
@@ -113,7 +124,7 @@ export const COLUMNS: readonly RunColumn[] = [
   {
     id: "step",
     label: "Step",
-    width: 116,
+    width: 112,
     isNumeric: true,
     sort: "steps",
     cell: (run) => (
@@ -123,7 +134,7 @@ export const COLUMNS: readonly RunColumn[] = [
       </span>
     ),
   },
-  { id: "curve", label: "Loss", width: 84, cell: (run) => <LossSparkline run={run} /> },
+  { id: "curve", label: "Loss", width: 80, cell: (run) => <LossSparkline run={run} /> },
   {
     id: "loss",
     label: "Last loss",
@@ -143,7 +154,7 @@ export const COLUMNS: readonly RunColumn[] = [
   {
     id: "overflows",
     label: "Overflows",
-    width: 74,
+    width: 72,
     isNumeric: true,
     sort: "overflows",
     cell: (run) => (hasRecord(run) ? count(run.summary?.overflows) : dash),
@@ -151,7 +162,7 @@ export const COLUMNS: readonly RunColumn[] = [
   {
     id: "discarded",
     label: "Discarded",
-    width: 74,
+    width: 72,
     isNumeric: true,
     sort: "discarded",
     cell: (run) => (hasRecord(run) ? count(run.summary?.discarded) : dash),
@@ -159,7 +170,7 @@ export const COLUMNS: readonly RunColumn[] = [
   {
     id: "momentum",
     label: "Momentum norm",
-    width: 120,
+    width: 112,
     sort: "last_momentum_norm",
     cell: (run) => <MomentumCell run={run} />,
   },
