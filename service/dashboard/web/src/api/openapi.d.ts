@@ -2236,7 +2236,7 @@ export interface components {
             b: number | ("NaN" | "Infinity" | "-Infinity") | null;
             /**
              * Difference
-             * @description b - a, where both are finite.
+             * @description b - a, where both are finite and of one quantity.
              */
             difference: number | null;
         };
