@@ -150,6 +150,11 @@ def test_the_service_would_start_on_the_environment_of_the_controller(
     assert settings.effective_database_url == "postgresql://muonscope:secret@database:5432/muonscope"
 
 
+def test_a_new_version_does_not_wait_for_a_pod_that_stands_by_to_be_ready() -> None:
+    # While the old one leads, the new one answers 503: a rolling update would wait for it for ever.
+    assert objects("Deployment")["controller"]["spec"].get("strategy") == {"type": "Recreate"}
+
+
 def test_ray_has_our_release_wants_a_token_and_keeps_its_workers_warm() -> None:
     (cluster,) = objects("RayCluster").values()
     lock = (ROOT / "requirements.lock").read_text()
