@@ -25,6 +25,7 @@ from service.api.schemas import (
     present_run,
     present_runs,
 )
+from service.conclusion import judge_run
 from service.errors import IllegalTransition, InvalidInput
 from service.recordings import is_recording
 from service.settings import Settings
@@ -168,6 +169,8 @@ def stop_run(
             )  # fmt: skip
         if run.status is RunStatus.QUEUED:
             runs.set_status(run, RunStatus.STOPPED, legal=controller.legal, who=caller, why="stop requested")
+            # It may wait for its next attempt: what the ones before have recorded proves what it proves.
+            judge_run(session, runs.get(run_id))
         elif run.status.is_terminal and run.status is not RunStatus.STOPPED:
             raise IllegalTransition(
                 f"run {run.uid} has {run.status} already", field="status", value=run.status,

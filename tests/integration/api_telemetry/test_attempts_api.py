@@ -15,7 +15,7 @@ from service.store.runs import RunRepository
 from service.store.session import Database
 from tests.integration.api_telemetry.application import FakeController
 from tests.integration.api_telemetry.workers import NAN, PARAMETERS, Workers, die, next_workers, train, workers
-from tests.records import ENROLMENT_TOKEN, body_of, discarded_record, end_attempt, queue_run, spec, step_record
+from tests.records import ENROLMENT_TOKEN, body_of, discarded_record, end_attempt, norms, queue_run, spec, step_record
 
 
 def _alarms(database: Database) -> list[str]:
@@ -281,6 +281,24 @@ def test_a_stopped_run_keeps_what_it_recorded(client: httpx.Client, sqlite_datab
 
     run = voice.run()
     assert (run["status"], run["verdict"]["name"], run["summary"]["steps"]) == ("stopped", "inconclusive", 2)
+
+
+def test_a_run_stopped_while_it_waits_for_its_next_attempt_has_the_verdict_of_its_record(
+    client: httpx.Client, sqlite_database: Database, controller: FakeController
+) -> None:
+    controller.max_attempts = 2
+    voice = workers(client, sqlite_database)
+    voice.post("facts", {"parameters": PARAMETERS, "phases": {"first_step": 1.0}})
+    voice.steps([discarded_record(0, momentum_norm=NAN, parameter_norms=norms(NAN, 0.0))])
+    voice.outcome("failed", 1, failure={"kind": "worker_died", "message": "its node is gone"})
+    assert voice.run()["status"] == "queued"
+
+    stopped = client.post(f"/runs/{voice.run_id}/stop").json()
+
+    assert (stopped["status"], stopped["verdict"]["name"]) == ("stopped", "poisoned")
+    # Counter-test: one that was never started proves nothing.
+    fresh = client.post("/runs", json={}).json()["id"]
+    assert client.post(f"/runs/{fresh}/stop").json()["verdict"] is None
 
 
 def test_a_run_that_fails_while_it_is_stopped_is_stopped(
