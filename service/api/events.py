@@ -17,7 +17,7 @@ from service.api.feed import Change, ChangeFeed
 from service.api.responses import Router, StrictJSONResponse, dumps
 from service.api.runs import RunId
 from service.api.schemas import PROBLEMS, EventOut, EventsOut, present_event
-from service.errors import Unavailable
+from service.errors import NotFound, Unavailable
 from service.settings import Settings
 from service.store.events import EventRepository
 from service.store.runs import RunRepository
@@ -113,6 +113,7 @@ async def _all_runs(feed: ChangeFeed, revision: int) -> AsyncIterator[bytes]:
 async def _one_run(feed: ChangeFeed, database: Database, first: Change, place: tuple[int, int]) -> AsyncIterator[bytes]:
     revision, event_id = place
     change: Change | None = first if first.revision > revision else None
+    seen = first.revision
     feed.enter()
     try:
         yield b"retry: 1000\n\n"
@@ -123,10 +124,16 @@ async def _one_run(feed: ChangeFeed, database: Database, first: Change, place: t
                 async for newest_id, frame in _event_frames(database, first.run_id, revision, event_id):
                     event_id = newest_id
                     yield frame
-            seen = max(revision, feed.newest)
-            change = await feed.latest(first.run_id, revision)
+            newest = feed.newest
+            change = await feed.latest(first.run_id, seen)
+            # What lies before need not be looked at again, however much happens to other runs.
+            seen = max(seen, newest if change is None else change.revision)
             if change is None and not await feed.wait(seen, _KEEPALIVE_S):
+                await run_in_threadpool(feed.read_run, first.run_id)
                 yield b": still here\n\n"
+    except NotFound:
+        # Deleted: this was all.
+        return
     finally:
         feed.leave()
 

@@ -1,5 +1,6 @@
 """Server-sent events: complete, resumable, bounded, and no reason for the service not to end."""
 
+import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from service.api.events import _one_run
+from service.api.feed import Change, ChangeFeed
 from tests.unit.controller.fakes import FakeLauncher
 from tests.unit.service.live import serving
 from tests.unit.service.test_bad_input import assert_problem
@@ -121,6 +124,48 @@ def test_a_view_that_was_of_another_store_is_shown_what_this_one_has(client: htt
     for path, place in (("/events", "1000"), (f"/runs/{run_id}/events", "1000.1000")):
         with open_stream(client, path, place) as response:
             take(frames(response), lambda frame: frame[0] == "run" and frame[2]["id"] == run_id)
+
+
+def test_the_view_of_a_run_that_is_deleted_ends(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.api.events._KEEPALIVE_S", 0.05)
+    run_id = client.post("/runs", json={}).json()["id"]
+    client.post(f"/runs/{run_id}/stop")
+    wait_for_status(client, run_id, "stopped")
+    with open_stream(client, f"/runs/{run_id}/events") as response:
+        seen = frames(response)
+        next(seen)
+        assert client.delete(f"/runs/{run_id}").status_code == 204
+
+        # Not broken off: the server says that this was all.
+        assert {event for event, _, _ in seen} == {"event"}
+
+
+def test_the_view_of_a_quiet_run_asks_the_store_no_more_than_others_change() -> None:
+    asked: list[int] = []
+
+    class Feed(ChangeFeed):
+        """Its window begins after the run's last change, as in a service where much has happened since."""
+
+        def read_run(self, run_id: str) -> Change:
+            asked.append(self._newest)
+            return Change(1, run_id, b"{}")
+
+    async def follow() -> None:
+        feed = Feed(None)  # type: ignore[arg-type]
+        feed._floor, feed._newest = 100, 100
+        stream = _one_run(feed, None, Change(1, "quiet", b"{}"), (1, 0))  # type: ignore[arg-type]
+        await anext(stream)
+        waiting = asyncio.ensure_future(anext(stream))
+        for revision in range(101, 150):
+            feed._window.append(Change(revision, "busy", b"{}"))
+            feed._newest = revision
+            feed._wake_all()
+            await asyncio.sleep(0.002)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+    asyncio.run(follow())
+    assert len(asked) == 1
 
 
 def test_streams_are_limited(make_client: Callable[..., httpx.Client]) -> None:
