@@ -161,6 +161,10 @@ def read_experiment(experiment_id: ExperimentId, database: DatabaseDependency) -
 
 def _plan(asked: ExperimentIn) -> tuple[str, dict[str, Any], dict[str, Any], list[Cell]]:
     options = dict(asked.model_extra or {})
+    if asked.name is not None and not asked.name.strip():
+        raise InvalidInput(
+            "name must not be blank", field="name", value=asked.name, remedy="give it a word, or leave it out"
+        )
     if asked.builtin is not None:
         if asked.base or asked.matrix:
             raise InvalidInput(
@@ -174,7 +178,7 @@ def _plan(asked: ExperimentIn) -> tuple[str, dict[str, Any], dict[str, Any], lis
         raise InvalidInput(
             f"{unknown} is not a field of an experiment", field=unknown, value=options[unknown], remedy="remove it"
         )
-    if asked.name is None or not asked.name.strip():
+    if asked.name is None:
         raise InvalidInput("an experiment has a name", field="name", remedy="give name, or builtin")
     return asked.name, asked.base, asked.matrix, expand(asked.base, asked.matrix, name=asked.name)
 

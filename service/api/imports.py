@@ -15,6 +15,7 @@ from muonscope.contract.run_spec import RunSpec
 from muonscope.contract.status import AttemptStatus
 from muonscope.contract.telemetry import StepBatch, TelemetryError, decode_batch
 from service.api.dependencies import CallerDependency, Controller, ControllerDependency, DatabaseDependency
+from service.api.problems import validation_problem
 from service.api.responses import Router
 from service.api.schemas import PROBLEMS, REPEATED, RunOut, present_run
 from service.conclusion import accept_outcome, close_attempt
@@ -108,10 +109,7 @@ def _import(database: Database, controller: Controller, body: bytes, name: str, 
     try:
         spec = RunSpec(name=name, steps=batch.steps[-1] + 1, world_size=1, tags=(TAG,), notes=source)
     except ValidationError as error:
-        wrong = error.errors()[0]
-        raise InvalidInput(
-            str(wrong["msg"]), field=str(wrong["loc"][0]), value=wrong["input"], remedy="import another record"
-        ) from error
+        raise validation_problem(error.errors(), None) from error
     with database.write() as session:
         # One transaction: nobody ever sees it running.
         attempt, _ = begin_recording(

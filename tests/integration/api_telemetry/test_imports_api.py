@@ -45,6 +45,13 @@ def test_the_rank_of_an_imported_batch_says_nothing(any_client: httpx.Client, da
         assert (answer.json()["status"], answer.json()["summary"]["steps"]) == ("succeeded", 3)
 
 
+def test_a_name_that_no_run_can_have_is_refused_in_plain_words(client: httpx.Client, sqlite_database: Database) -> None:
+    refused = _import(client, body_of([step_record(0)]), name=" ").json()
+
+    assert (refused["status"], refused["field"], refused["remedy"]) == (422, "name", "give the run a name")
+    assert refused["detail"] == "name: must not be blank"
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [
