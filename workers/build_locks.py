@@ -57,7 +57,10 @@ def examine_locks(paths: Iterable[Path]) -> list[BuildLock]:
 
 
 def remove_left_locks(folder: Path) -> list[Path]:
-    """Remove the locks that killed builds left behind, on which every later build would wait for ever."""
+    """Remove the locks that killed builds left behind, on which every later build would wait for ever.
+
+    One that may not be removed stays: it is in nobody's way who does not build that extension.
+    """
     # A folder that somebody named may be shared with other machines, whose builders are not seen.
     is_this_machines = folder.is_relative_to(user_folder_path())
     left = [
@@ -65,9 +68,12 @@ def remove_left_locks(folder: Path) -> list[Path]:
         for lock in examine_locks(folder.glob("*/lock"))
         if lock.is_left and (is_this_machines or lock.age_s > UNSEEN_BUILD_S)
     ]
+    removed = []
     for path in left:
-        path.unlink(missing_ok=True)
-    return left
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+            removed.append(path)
+    return removed
 
 
 def _builders(locks: list[Path]) -> tuple[dict[Path, str], dict[Path, list[str]]]:

@@ -6,8 +6,10 @@ torch and DeepSpeed are imported by a thread that starts at once, where the fork
 """
 
 import json
+import logging
 import os
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Mapping
@@ -34,6 +36,8 @@ from workers.shipper import is_shipper_alive, start_detached
 from workers.spool import Destination, Shipped, SpoolWriter, spool_directory, sweep_spools
 
 SHIPPER_CHECK_S: Final = 1.0
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +165,7 @@ class Rank:
             steps_done=0 if progress is None else progress.steps_done,
             part=0 if progress is None else progress.part,
             records=0 if spool is None else spool.records,
-            shipping_refused=None if spool is None else Shipped.read(spool.directory).refused,
+            shipping_refused=None if spool is None else _refusal(spool.directory),
             facts=facts,
         )
 
@@ -297,11 +301,23 @@ def _import_heavy() -> None:
 def _keep_shipping(directory: Path) -> None:
     """Start the shipper, and another one whenever it has died."""
     while directory.exists():
-        if Shipped.read(directory).refused is not None:
+        if _refusal(directory) is not None:
             return
-        if not is_shipper_alive(directory):
-            start_detached(directory)
+        try:
+            if not is_shipper_alive(directory):
+                start_detached(directory)
+        except (OSError, subprocess.SubprocessError) as error:
+            # No room for its log, or no process to be had: the records wait, and there may be both in a moment.
+            logger.warning("no shipper was started: %s", error, extra={"action": "shipper_not_started"})
         time.sleep(SHIPPER_CHECK_S)
+
+
+def _refusal(directory: Path) -> str | None:
+    """Return why the controller will take no more of a spool, if it said so and that can be read now."""
+    try:
+        return Shipped.read(directory).refused
+    except OSError:
+        return None
 
 
 def _answer_polls(polling: Connection, rank: Rank) -> None:

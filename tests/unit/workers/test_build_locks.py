@@ -146,3 +146,12 @@ def test_a_rank_leaves_a_build_under_way_however_old_its_lock_is(lock: Path) -> 
 
     assert during == []
     assert remove_left_locks(lock.parent.parent) == [lock]
+
+
+def test_what_cannot_be_removed_is_left_and_keeps_no_rank_from_training(lock: Path) -> None:
+    # Not a file: refused by the system like another user's, whoever runs this.
+    lock.mkdir()
+    age(lock, AN_HOUR)
+
+    assert remove_left_locks(lock.parent.parent) == []
+    assert lock.exists()
