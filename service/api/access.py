@@ -154,6 +154,8 @@ class Authenticator:
         self._standing_by = standing_by
         self._noted = RateLimiter(rate_per_s=0.1, burst=10, max_callers=1)
         self._unnoted = 0
+        # A store that takes no writes must not keep each reader waiting for one.
+        self._uses = RateLimiter(rate_per_s=1 / 60, burst=1)
 
     def identify(self, headers: Headers) -> tuple[Identity | None, bool]:
         """Return whom the request proves to be, and whether a cookie is all that proves it. Blocks.
@@ -182,8 +184,9 @@ class Authenticator:
                 "the token is not one of this service, or was revoked, or has expired",
                 remedy="`muonscope token ls` on the service's machine lists what there is",
             )
-        if identity.is_use_to_note and self._standing_by() is None:
-            with self._database.write(durable=False) as session:
+        if identity.is_use_to_note and self._standing_by() is None and self._uses.pause(str(identity.token_id)) is None:
+            # Who may ask is known: what cannot be noted now, on a full disk say, is noted later.
+            with suppress(Unavailable), self._database.write(durable=False) as session:
                 TokenRepository(session).note_use(identity.token_id)
         return identity
 

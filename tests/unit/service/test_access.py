@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -243,6 +244,27 @@ def test_the_last_use_of_a_token_is_noted_and_not_at_every_request(guarded: http
 
 
 # -- the dashboard's sessions ----------------------------------------------------------------------------------------
+
+
+def test_a_store_that_takes_no_writes_knows_a_tokens_bearer_and_keeps_nobody_waiting_for_long(
+    migrated_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copyfile(migrated_file, tmp_path / "muonscope.db")
+    token = make_token(tmp_path)
+    monkeypatch.setattr("service.store.session._BUSY_TIMEOUT_S", 0.1)
+    with store(tmp_path) as database, store(tmp_path) as other, other.write():
+        writes: list[bool] = []
+        write = database.write
+        monkeypatch.setattr(database, "write", lambda **options: writes.append(True) or write(**options))
+        authenticator = access.Authenticator(database)
+
+        assert [authenticator.identify_token(token).name for _ in range(3)] == ["admin"] * 3
+        assert len(writes) == 1
+    # Counter-test: where it can be, the use is noted.
+    with store(tmp_path) as database:
+        access.Authenticator(database).identify_token(token)
+        with database.read() as session:
+            assert TokenRepository(session).list()[0].last_used_at is not None
 
 
 def same_origin(client: httpx.Client) -> dict[str, str]:
