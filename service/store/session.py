@@ -33,6 +33,8 @@ _WRITE = "muonscope_write"
 _DEADLINE = "muonscope_deadline"
 _BUSY_TIMEOUT_S = 10.0
 _REMEDY = "try again; nothing of this request was stored"
+# PostgreSQL's code: a standby that does not lead yet, or any more.
+_READ_ONLY = "25006"
 _DAMAGED = "put a copy that `muonscope db backup` made in its place, or name another database"
 
 
@@ -102,6 +104,8 @@ class Database:
             said = " ".join(str(reason).split())
             raise Unavailable(f"the database cannot answer now: {said}", remedy=_REMEDY) from error
         except DatabaseError as error:
+            if getattr(error.orig, "sqlstate", None) == _READ_ONLY:
+                raise Unavailable(f"the database takes no writes now: {error.orig}", remedy=_REMEDY) from error
             # SQLite's own class is what it raises for a file that is damaged, or was never a database; its subclasses
             # are other mistakes.
             if type(error.orig) is not sqlite3.DatabaseError:

@@ -131,6 +131,14 @@ def test_an_unreachable_database_is_unavailable() -> None:
     absent.dispose()
 
 
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_server_that_takes_no_writes_now_is_unavailable_and_not_an_error_of_ours(database: Database) -> None:
+    # As one is that was a standby a moment ago.
+    both = text("SET TRANSACTION READ ONLY"), text("UPDATE run SET name = 'x'")
+    with pytest.raises(Unavailable, match="read-only"), database.write() as session:
+        [session.execute(statement) for statement in both]
+
+
 @pytest.mark.parametrize("url", ["mysql://x/y", "sqlite://", "sqlite:///:memory:"])
 def test_a_store_that_could_not_keep_a_record_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="sqlite:///"):
