@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from contextlib import suppress
 from typing import Final
 
@@ -26,12 +27,15 @@ class Housekeeper:
         self._days = settings.retention_days
         self._leadership = leadership
         self._task: asyncio.Task[None] | None = None
+        self._ended = threading.Event()
 
     def start(self) -> None:
         if self._days is not None:
             self._task = asyncio.create_task(self._keep(), name="housekeeping")
 
     async def stop(self) -> None:
+        """End after the run that is being deleted; the process waits for its threads, and would for all of them."""
+        self._ended.set()
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -57,6 +61,8 @@ class Housekeeper:
         while expired := self._retention.expired(self._days):
             before = deleted
             for uid in expired:
+                if self._ended.is_set():
+                    return deleted
                 # Queued again or deleted by someone else meanwhile.
                 with suppress(NotFound, IllegalTransition):
                     self._retention.delete(uid, who="controller", why=f"ended more than {self._days:g} days ago")

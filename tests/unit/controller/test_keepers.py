@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -76,6 +77,40 @@ def test_housekeeping_begins_with_the_lead_and_goes_on_after_an_error(
 
     asyncio.run(run())
     assert tidied[0]
+
+
+def test_housekeeping_that_has_much_to_delete_ends_with_the_service(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    leadership = Leadership(desk.database, "http://127.0.0.1:1")
+    keeper = Housekeeper(desk.database, Settings(home=tmp_path, retention_days=1.0), leadership)
+    deleted: list[str] = []
+    leadership.claim()
+
+    async def run() -> None:
+        began, goes_on = asyncio.Event(), threading.Event()
+        loop = asyncio.get_running_loop()
+
+        def delete(uid: str, **_: object) -> None:
+            deleted.append(uid)
+            loop.call_soon_threadsafe(began.set)
+            goes_on.wait(5)
+
+        # Two pages of them.
+        pages = [[str(place) for place in range(50)], [str(place) for place in range(50, 100)], []]
+        monkeypatch.setattr(keeper._retention, "expired", lambda _: pages.pop(0))
+        monkeypatch.setattr(keeper._retention, "delete", delete)
+        monkeypatch.setattr(keeper._retention, "reclaim", lambda: None)
+        keeper.start()
+        await began.wait()
+        await keeper.stop()
+        goes_on.set()
+        # As the process does at its end; what is still to be deleted is deleted by the next one.
+        await loop.shutdown_default_executor()
+
+    limited = asyncio.wait_for(run(), 5)
+    asyncio.run(limited)
+    assert deleted == ["0"]
 
 
 def test_a_head_is_adopted_once_the_store_says_whether_attempts_are_live(
