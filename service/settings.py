@@ -214,6 +214,11 @@ class Settings(BaseSettings):
         return self.home if self.ray_address is None else self.workers_home
 
     @property
+    def kept_files_home(self) -> Path:
+        """Where checkpoints and logs lie, as far as this machine can know."""
+        return self.effective_workers_home or self.home
+
+    @property
     def database_address(self) -> str:
         """The database's URL as it was given: it stays when the password in its file is replaced."""
         return self.database_url or f"sqlite:///{self.home / 'muonscope.db'}"

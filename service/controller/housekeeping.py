@@ -23,7 +23,7 @@ class Housekeeper:
     """Runs from `start` to `stop`; without `retention_days` it does nothing."""
 
     def __init__(self, database: Database, settings: Settings, leadership: Leadership) -> None:
-        self._retention = Retention(database, settings.home)
+        self._retention = Retention(database, settings.kept_files_home)
         self._days = settings.retention_days
         self._leadership = leadership
         self._task: asyncio.Task[None] | None = None

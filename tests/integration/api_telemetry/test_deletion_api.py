@@ -13,6 +13,7 @@ from sqlalchemy import func, select, update
 from muonscope.contract.alerts import AlertRule
 from service.controller.housekeeping import Housekeeper
 from service.controller.leadership import Leadership
+from service.errors import Unavailable
 from service.settings import Settings
 from service.store.alerts import AlertRepository
 from service.store.events import EventRepository
@@ -20,6 +21,7 @@ from service.store.models import Base, Run
 from service.store.retention import Retention
 from service.store.runs import RunRepository
 from service.store.session import Database
+from service.store.types import read_clock
 from tests.integration.api_telemetry.workers import Workers, train, workers
 from tests.records import step_record
 
@@ -78,6 +80,43 @@ def test_a_deleted_run_leaves_no_row_but_the_event_and_audit_entry_that_say_so(
     with database.read() as session:
         event = EventRepository(session).after(0)[-1]
     assert (event.kind, event.detail) == ("run_deleted", {"run_id": voice.run_id, "name": "a run", "steps": 30})
+
+
+@pytest.mark.parametrize("is_expired", [False, True], ids=["deleted", "kept no longer"])
+def test_checkpoints_in_the_workers_shared_folder_go_with_their_run(
+    server: tuple[FastAPI, httpx.Client], client: httpx.Client, sqlite_database: Database, home: Path, is_expired: bool
+) -> None:
+    shared = Settings(
+        home=home / "service", workers_home=home / "shared", ray_address="http://head:8265", retention_days=1.0
+    )
+    server[0].state.settings = shared
+    voice = _ended(client, sqlite_database)
+    checkpoint = home / "shared" / "checkpoints" / voice.run_id / "step-1"
+    checkpoint.mkdir(parents=True)
+
+    if is_expired:
+        with sqlite_database.write() as session:
+            session.execute(update(Run).values(finished_at=read_clock(session) - timedelta(days=2)))
+        Housekeeper(sqlite_database, shared, Leadership(sqlite_database, "http://127.0.0.1:1")).tidy()
+    else:
+        assert client.delete(f"/runs/{voice.run_id}").status_code == 204
+
+    assert not checkpoint.exists()
+
+
+def test_a_store_that_is_busy_after_the_answer_breaks_nothing(
+    client: httpx.Client, sqlite_database: Database, home: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    def busy(_: Retention) -> None:
+        raise Unavailable("the database cannot answer now")
+
+    monkeypatch.setattr(Retention, "reclaim", busy)
+    voice = _ended(client, sqlite_database)
+
+    assert client.delete(f"/runs/{voice.run_id}").status_code == 204
+    assert client.get("/runs").json()["runs"] == []
+    assert [record.levelname for record in caplog.records if record.exc_info] == []
 
 
 def test_a_run_that_has_not_ended_stays(client: httpx.Client, sqlite_database: Database) -> None:
