@@ -62,6 +62,7 @@ class Leadership:
         self._standing: Standing | None = None
         self._held_until = float("-inf")
         self._task: asyncio.Task[None] | None = None
+        self._gives_up = False
 
     @property
     def is_leading(self) -> bool:
@@ -93,6 +94,9 @@ class Leadership:
         if self._standing is not None and self._standing.leader != self.id and is_gone(self._standing.leader_place):
             dead = self._standing.leader
         with self._database.write() as session:
+            if self._gives_up:
+                # Begun before, and only now let in.
+                return False
             leadership = LeadershipRepository(session)
             leadership.register(self.id, url=self.url, place=self._place)
             self._standing = leadership.claim(self.id, lease_s=LEASE_S, dead=dead)
@@ -119,7 +123,8 @@ class Leadership:
         self._task = asyncio.create_task(self._keep(on_gain), name="leadership")
 
     async def stop(self) -> None:
-        """Give the lead up, so that another controller takes over at once."""
+        """Give the lead up for good, so that another controller takes over at once."""
+        self._gives_up = True
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):

@@ -58,6 +58,36 @@ def test_a_claim_that_the_database_refuses_is_made_again(desk: Desk, monkeypatch
     assert gained == ["leads"]
 
 
+def test_a_claim_on_its_way_does_not_take_back_the_lead_that_is_given_up(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leadership, given_up = Leadership(desk.database, "http://127.0.0.1:1"), threading.Event()
+    claim, release = leadership.claim, leadership._release
+
+    def claim_late() -> bool:
+        given_up.wait(5)
+        return claim()
+
+    def give_up() -> None:
+        release()
+        given_up.set()
+
+    monkeypatch.setattr(leadership, "claim", claim_late)
+    monkeypatch.setattr(leadership, "_release", give_up)
+
+    async def run() -> None:
+        claim()
+        leadership.start(on_gain=lambda: None)
+        await asyncio.sleep(0)
+        await leadership.stop()
+        await asyncio.get_running_loop().shutdown_default_executor()
+
+    asyncio.run(run())
+    with desk.database.read() as session:
+        assert LeadershipRepository(session).urls(first="") == [""]
+        assert LeadershipRepository(session).leader_url() is None
+
+
 def test_housekeeping_begins_with_the_lead_and_goes_on_after_an_error(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
