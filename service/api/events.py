@@ -6,6 +6,7 @@ GET /runs/{id}/events   event `run` and event `event` (a status change, an alarm
 
 import re
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Annotated, Final
 
 from fastapi import Depends, Header, Query, Request
@@ -129,7 +130,8 @@ async def _one_run(feed: ChangeFeed, database: Database, first: Change, place: t
             # What lies before need not be looked at again, however much happens to other runs.
             seen = max(seen, newest if change is None else change.revision)
             if change is None and not await feed.wait(seen, _KEEPALIVE_S):
-                await run_in_threadpool(feed.read_run, first.run_id)
+                with suppress(Unavailable):
+                    await run_in_threadpool(feed.read_run, first.run_id)
                 yield b": still here\n\n"
     except NotFound:
         # Deleted: this was all.
