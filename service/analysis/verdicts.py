@@ -110,11 +110,13 @@ def _dies(record: RunRecord) -> Found | None:
         return Found(Verdict.DIES, evidence, step, parameter)
     kept = np.flatnonzero(~record.columns.discarded)
     in_a_row = record.steps - (int(kept[-1]) + 1 if len(kept) else 0)
-    scale = record.columns.values["loss_scale_after"][-1]
+    minimum = "its minimum"
+    if record.columns.measured["loss_scale_after"][-1]:
+        minimum += f" of {_number(record.columns.values['loss_scale_after'][-1])}"
     without_loss = in_a_row and (record.columns.kinds("loss")[-in_a_row:] == NAN).all()
     return Found(
         Verdict.DIES,
-        f"Step {step} overflowed with the loss scale at its minimum of {_number(scale)}, "
+        f"Step {step} overflowed with the loss scale at {minimum}, "
         f"after {in_a_row} discarded steps in a row."
         + (" Their losses were NaN: no smaller scale would have helped." if without_loss else ""),
         step,

@@ -76,6 +76,11 @@ def test_a_death_whose_last_steps_did_not_arrive_is_at_the_step_that_the_workers
     assert "steps 15 to 16 did not arrive" in death.evidence
 
 
+def test_a_death_whose_scale_was_not_measured_has_no_number_for_it() -> None:
+    unmeasured = changed(DEAD, columns=columns(17, discarded=range(17), loss_scale_after=[None] * 17))
+    assert "at its minimum, after 17" in found(unmeasured, Verdict.DIES).evidence
+
+
 def test_b07_a_death_of_nan_losses_says_so_and_one_of_overflows_does_not() -> None:
     of_nan = columns(17, discarded=range(17), loss=[math.nan] * 17)
     of_one_nan = columns(17, discarded=range(17), loss=[math.nan] * 16 + [1.0])
