@@ -235,7 +235,9 @@ def _explain(divergence: Divergence | None, a: Side, b: Side, difference: Sequen
     step, scalar = divergence.step, divergence.scalars[0]
     begin = f"The records first differ at step {step}, in {scalar.replace('_', ' ')}"
     overflowed = [bool(side.columns.overflow[side.at(step)]) for side in (a, b)]
-    if all(overflowed) and not _BEFORE_THE_CHECK & set(divergence.scalars):
+    discarded = all(side.columns.discarded[side.at(step)] for side in (a, b))
+    left_otherwise = PER_PARAMETER in divergence.scalars and not _BEFORE_THE_CHECK & set(divergence.scalars)
+    if all(overflowed) and discarded and left_otherwise:
         return f"{begin}: both overflowed, and the step is discarded; what it left in the momentum differs."
     clips = any(side.spec.get("gradient_clipping") for side in (a, b))
     ordering_differs = any(entry["field"] == "step_ordering" for entry in difference)

@@ -146,6 +146,15 @@ def test_a_discarded_step_is_blamed_only_where_nothing_before_it_differs(
     assert ("the specs differ in loss_scale" in explanation) is not is_told
 
 
+@pytest.mark.parametrize(
+    "changed", [{"grad_norm": [NAN, 1.0, 1.0, 1.0]}, {"loss_scale_after": [2.0, 1.0, 1.0, 1.0]}], ids=["norm", "scale"]
+)
+def test_the_momentum_is_not_blamed_where_it_is_equal(changed: dict[str, Any]) -> None:
+    explanation = compare(side(discarded=[0], grad_norm=[math.inf, 1.0, 1.0, 1.0]), side(discarded=[0], **changed))
+
+    assert "momentum" not in explanation["explanation"]
+
+
 def test_differing_parameters_come_with_the_largest_difference_first() -> None:
     one, other = array("f", [1.0, 2.0, NAN, 4.0]).tobytes(), array("f", [1.5, 2.0, NAN, 9.0]).tobytes()
     assert differing_parameters(one, other) == [3, 0]
