@@ -231,3 +231,18 @@ def test_the_known_assertion_is_told_before_the_run_has_ended() -> None:
         "10/10 moved, the assertion passes (10/10)",
         "0/10 moved, the assertion fails (0/10)",
     }
+
+
+@pytest.mark.parametrize("name", ["thirty-step", "mixed-overflow", "gradient-accumulation", "scale-change",
+                                  "dtype-assertion"])  # fmt: skip
+def test_a_run_that_failed_before_its_first_step_passes_nowhere(name: str) -> None:
+    nothing = {"verdict": Verdict.INCONCLUSIVE, "steps": 0, "overflows": 0, "final_loss_scale": None,
+               "parameters_moved": None, "parameters_total": None, "momentum_finite": None,
+               "max_weight_motion": None}  # fmt: skip
+    runs = [replace(run, status=RunStatus.FAILED, **nothing) for run in results(name)]  # type: ignore[arg-type]
+
+    checks = build_table(runs, builtin=name).checks
+    said = [read(name, runs, place).measured for place in range(len(runs))]
+
+    assert not [check for check in checks if check is not None and check.passed]
+    assert not [text for text in said if "assertion" in text or text.startswith((" ", "/")) or "does not move" in text]
