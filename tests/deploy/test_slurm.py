@@ -13,7 +13,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
@@ -69,6 +69,35 @@ def test_ray_asks_for_a_token_and_no_secret_is_on_a_command_line() -> None:
     assert "$(<" not in text()
     # Whoever may not read the home's files learns nothing: they are made under this mask.
     assert "\numask 077\n" in text()
+
+
+@pytest.mark.parametrize("ends", ["srun", "head"], ids=["a node's", "the head's"])
+def test_a_ray_that_does_not_come_up_ends_the_job_instead_of_holding_its_nodes(tmp_path: Path, ends: str) -> None:
+    programs = {
+        "scontrol": "echo n1; echo n2",
+        "getent": "echo 10.0.0.1 STREAM n1",
+        "muonscope": "exit 0",
+        "srun": "exit 1" if ends == "srun" else "exec sleep 60",
+        "ray": 'case "$*" in *--head*) %s;; list*) echo \'"node_id"\';; esac'
+        % ("exit 1" if ends == "head" else "exec sleep 60"),
+    }
+    for name, body in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    job = subprocess.Popen(
+        ["bash", str(SCRIPT)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "MUONSCOPE_HOME": str(tmp_path / "home"), "SLURM_JOB_ID": "7",
+             "SLURM_JOB_NODELIST": "n[1-2]", "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    try:
+        output, _ = job.communicate(timeout=10)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+
+    assert job.returncode == 1, output
+    assert "Ray has ended on a node" in output
 
 
 @pytest.fixture
