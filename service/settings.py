@@ -85,7 +85,7 @@ class Settings(BaseSettings):
     """How long a stopped attempt may take to report its outcome before it is closed without one."""
     tick_s: float = Field(1.0, gt=0, le=60)
     """The longest pause between two looks at queue and cluster; changes wake the controller at once."""
-    aging_s: float = Field(600.0, gt=0)
+    aging_s: float = Field(600.0, gt=0, allow_inf_nan=False)
     """A queued run gains one point of priority for each such span it has waited."""
     max_attempts: int = Field(3, ge=1, le=100)
     """Attempts a run may take where the infrastructure, not the run, is at fault."""
@@ -160,15 +160,15 @@ class Settings(BaseSettings):
             raise ValueError("is neither sqlite:///path nor postgresql://user@host/name")
         return value
 
-    @field_validator("ray_address", mode="after")
+    @field_validator("ray_address", "advertise_url", mode="after")
     @classmethod
-    def _is_a_dashboard(cls, value: str | None) -> str | None:
+    def _is_a_web_address(cls, value: str | None) -> str | None:
         if not value:
             return None
         url = urlsplit(value)
         # A port that is no number raises, and says so.
         if url.scheme not in ("http", "https") or not url.hostname or url.port == 0:
-            raise ValueError(f"{value} is no web address; give that of Ray's dashboard, http://host:8265")
+            raise ValueError(f"{value} is no web address; give http://host:port")
         return value
 
     @field_validator("home", mode="after")

@@ -60,6 +60,20 @@ def test_an_empty_address_of_ray_starts_a_local_one_and_what_is_no_address_is_re
     assert Settings(ray_address="http://head:8265").ray_address == "http://head:8265"
 
 
+def test_an_advertised_address_without_a_scheme_hides_no_need_of_a_token() -> None:
+    # Its host would be read as none, and the service as one that nobody else reaches.
+    with pytest.raises(ValueError, match="advertise_url"):
+        Settings(advertise_url="controller:8800")
+    assert Settings(advertise_url="http://controller:8800").is_token_needed
+
+
+@pytest.mark.parametrize("aging", ["inf", "nan"])
+def test_an_aging_that_ranks_nothing_is_refused(aging: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUONSCOPE_AGING_S", aging)
+    with pytest.raises(ValueError, match="aging_s"):
+        Settings()
+
+
 def test_a_taken_port_is_told_before_anything_starts() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
