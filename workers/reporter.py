@@ -3,6 +3,7 @@
 Others leave it news; it sends them when the controller listens, and keeps them while it does not.
 """
 
+import logging
 import threading
 import time
 from typing import Any
@@ -11,6 +12,8 @@ from muonscope.contract.attempts import AttemptFacts, AttemptOutcome, Checkpoint
 from muonscope.contract.status import AttemptStatus, Phase
 from workers.controller_client import ControllerClient, Pauses, until_answered
 from workers.errors import AttemptSuperseded, ControllerAway, ControllerRefused
+
+logger = logging.getLogger(__name__)
 
 
 class Reporter:
@@ -63,7 +66,7 @@ class Reporter:
             self._thread.join(timeout=patience_s)
 
     def finish(self, outcome: AttemptOutcome, patience_s: float, give_up: threading.Event) -> None:
-        """End the thread, send the last facts and then the outcome.
+        """End the thread, send the last facts and then the outcome, whether or not the facts are taken.
 
         Raises:
             ControllerAway: the controller did not come back in time.
@@ -73,8 +76,7 @@ class Reporter:
         body = outcome.model_dump_json(exclude_none=True).encode()
 
         def send() -> None:
-            self._send_facts()
-            self._send_checkpoints()
+            self._send_news()
             self._client.post("outcome", body)
 
         until_answered(send, patience_s=patience_s, give_up=give_up)
@@ -83,8 +85,7 @@ class Reporter:
         pauses, next_heartbeat = Pauses(), time.monotonic()
         while not self._ending.is_set():
             try:
-                self._send_facts()
-                self._send_checkpoints()
+                self._send_news()
                 if time.monotonic() >= next_heartbeat:
                     next_heartbeat = time.monotonic() + self._heartbeat_s
                     self._send_heartbeat()
@@ -96,10 +97,20 @@ class Reporter:
                 self.superseded.set()
                 return
             except ControllerRefused:
-                # Not understood, and saying it again will not help; the outcome will meet the same and end the job.
+                # Not understood, and saying it again at once will not help.
                 wait_s = self._heartbeat_s
             self._wake.wait(wait_s)
             self._wake.clear()
+
+    def _send_news(self) -> None:
+        """Send what is new; what the controller will not take keeps neither the rest nor a heartbeat back."""
+        for send in (self._send_facts, self._send_checkpoints):
+            try:
+                send()
+            except AttemptSuperseded:
+                raise
+            except ControllerRefused as refusal:
+                logger.warning("not taken: %s", refusal, extra={"action": "news_refused"})
 
     def _send_facts(self) -> None:
         with self._lock:
@@ -116,7 +127,12 @@ class Reporter:
         report = self._checkpoints
         if report is None or report == self._told_checkpoints:
             return
-        self._client.post("checkpoints", report.model_dump_json().encode())
+        try:
+            self._client.post("checkpoints", report.model_dump_json().encode())
+        except ControllerRefused:
+            # Not again: it would be refused again.
+            self._told_checkpoints = report
+            raise
         self._told_checkpoints = report
 
     def _send_heartbeat(self) -> None:

@@ -36,8 +36,8 @@ from service.errors import (
 logger = logging.getLogger(__name__)
 
 _TELEMETRY_PATH: Final = re.compile(r"/(?:attempts/[^/]+|imports)/steps")
-# Telemetry within JSON.
-_RECORD_PATH: Final = "/imports/runs"
+# Telemetry within JSON: a record, and what says something of every parameter of a model.
+_LARGE_JSON_PATH: Final = re.compile(r"/imports/runs|/attempts/[^/]+/(?:facts|outcome)")
 _UNSAFE: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
 # An answer that comes before the body was read is lost on clients that write first and read after: so much is read
@@ -184,7 +184,7 @@ class BodyLimit:
             return
         headers = Headers(scope=scope)
         is_telemetry = _TELEMETRY_PATH.fullmatch(scope["path"]) is not None
-        is_large = is_telemetry or scope["path"] == _RECORD_PATH
+        is_large = is_telemetry or _LARGE_JSON_PATH.fullmatch(scope["path"]) is not None
         limit = self._max_telemetry_bytes if is_large else self._max_bytes
         body = await self._read(headers, receive, limit)
         if body and not is_telemetry:

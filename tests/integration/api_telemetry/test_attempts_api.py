@@ -13,7 +13,7 @@ from service.store.checkpoints import CheckpointRepository
 from service.store.events import EventRepository
 from service.store.runs import RunRepository
 from service.store.session import Database
-from tests.integration.api_telemetry.application import FakeController
+from tests.integration.api_telemetry.application import FakeController, application, served
 from tests.integration.api_telemetry.workers import NAN, PARAMETERS, Workers, die, next_workers, train, workers
 from tests.records import ENROLMENT_TOKEN, body_of, discarded_record, end_attempt, norms, queue_run, spec, step_record
 
@@ -347,6 +347,24 @@ def test_parameters_come_with_the_facts(client: httpx.Client, sqlite_database: D
     voice.post("facts", {"parameters": PARAMETERS})
 
     assert client.get(f"/runs/{voice.run_id}/parameters").json() == {"parameters": PARAMETERS}
+
+
+def test_a_model_of_many_experts_is_told_whole(sqlite_database: Database, controller: FakeController) -> None:
+    # 48 layers of 64 experts, three matrices each: more than a mebibyte says of them.
+    names = [f"model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight"
+             for layer in range(48) for expert in range(64) for part in ("gate", "up", "down")]  # fmt: skip
+    described = [{"index": index, "name": name, "shape": [768, 2048], "route": "muon", "reason": "is a matrix"}
+                 for index, name in enumerate(names)]  # fmt: skip
+    app = application()
+    app.state.database, app.state.controller = sqlite_database, controller
+
+    with served(app) as client:
+        voice = workers(client, sqlite_database)
+        told = voice.post("facts", {"parameters": described, "phases": {"first_step": 1.0}})
+        ended = voice.outcome("succeeded", 0, final={"parameter_motions": [0.1234567890123456] * 8 * len(names)})
+        known = client.get(f"/runs/{voice.run_id}/parameters").json()["parameters"]
+
+    assert (told.status_code, ended.status_code, len(known)) == (204, 204, len(names))
 
 
 def test_a_checkpoint_that_is_reported_twice_is_kept_once(client: httpx.Client, sqlite_database: Database) -> None:

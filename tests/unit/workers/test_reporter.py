@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from muonscope.contract.attempts import AttemptOutcome, Heartbeat
+from muonscope.contract.attempts import AttemptOutcome, CheckpointReport, Heartbeat
 from muonscope.contract.status import AttemptStatus, Phase
 from tests.unit.workers.fake_controller import FakeController, running, wait_until
 from workers.controller_client import ControllerClient
@@ -108,3 +108,29 @@ def test_a_superseded_attempts_outcome_is_refused() -> None:
 
         with pytest.raises(AttemptSuperseded):
             reporter.finish(OUTCOME, patience_s=5, give_up=threading.Event())
+
+
+@pytest.mark.parametrize("message", ["_facts", "_take_checkpoints"])
+def test_news_that_the_controller_will_not_take_keep_no_outcome_back(
+    message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running() as controller, reporter_to(controller, is_started=False) as reporter:
+        monkeypatch.setattr(controller, message, lambda _: (413, b'{"detail":"larger than 1048576 bytes"}'))
+        reporter.tell({Phase.FINISHED: 9.0})
+        reporter.tell_checkpoints(CheckpointReport(checkpoints=()))
+
+        reporter.finish(OUTCOME, patience_s=5, give_up=threading.Event())
+
+        assert controller.outcome == OUTCOME
+
+
+def test_news_that_the_controller_will_not_take_keep_no_heartbeat_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running() as controller:
+        for message in ("_facts", "_take_checkpoints"):
+            monkeypatch.setattr(controller, message, lambda _: (422, b'{"detail":"no"}'))
+        with reporter_to(controller, is_started=False) as reporter:
+            reporter.tell({Phase.ENROLLED: 5.0})
+            reporter.tell_checkpoints(CheckpointReport(checkpoints=()))
+            reporter.start()
+
+            wait_until(lambda: len(controller.heartbeats) >= 2)
