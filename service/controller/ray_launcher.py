@@ -109,7 +109,7 @@ class RayLauncher:
         async def read(submission_id: str) -> Job | None:
             async with self._reads:
                 response = await self._send("GET", f"/api/jobs/{submission_id}")
-            return None if response.status_code == 404 else _job(_json(response))
+            return None if response.status_code == 404 else _job(_object(response))
 
         found = await asyncio.gather(*(read(submission_id) for submission_id in submission_ids))
         return {job.submission_id: job for job in found if job is not None}
@@ -137,21 +137,21 @@ class RayLauncher:
         response = await self._send("GET", f"/api/jobs/{submission_id}/logs")
         if response.status_code == 404:
             return None
-        return _without_token(str(_json(response).get("logs") or "")[-MAX_LOG_LENGTH:])
+        return _without_token(str(_object(response).get("logs") or "")[-MAX_LOG_LENGTH:])
 
     async def resources(self) -> ClusterResources:
         nodes, status = await asyncio.gather(
             self._send("GET", "/api/v0/nodes"), self._send("GET", "/api/cluster_status")
         )
-        rows = (_json(nodes).get("data") or {}).get("result") or {}
-        usage = _usage_by_node(_json(status))
+        rows = (_object(nodes).get("data") or {}).get("result") or {}
+        usage = _usage_by_node(_object(status))
         return ClusterResources(
             tuple(_node(row, usage) for row in rows.get("result") or [] if row.get("state") == "ALIVE")
         )
 
     async def prepare(self) -> None:
         """Have the head's agent become a Ray driver now: else the first job waits seconds for it."""
-        summary = ((_json(await self._send("GET", "/nodes?view=summary")).get("data") or {}).get("summary")) or []
+        summary = ((_object(await self._send("GET", "/nodes?view=summary")).get("data") or {}).get("summary")) or []
         for node in summary:
             raylet = node.get("raylet") or {}
             if not raylet.get("isHeadNode") or not raylet.get("dashboardAgentListenPort"):
@@ -215,6 +215,15 @@ def _json(response: httpx.Response) -> Any:
         return response.json()
     except ValueError as error:
         raise LauncherUnavailable(f"{response.request.url.path} answered something that is not JSON") from error
+
+
+def _object(response: httpx.Response) -> Mapping[str, Any]:
+    """Return an answer of Ray's own; a proxy before it may say something else."""
+    document = _json(response)
+    if response.status_code != 200 or not isinstance(document, dict):
+        path = response.request.url.path
+        raise LauncherUnavailable(f"{path} answered {response.status_code}: {response.text[-500:]}")
+    return document
 
 
 def _name(row: Mapping[str, Any]) -> str:

@@ -150,6 +150,18 @@ def test_a_token_that_cannot_be_read_now_is_unavailable(tmp_path: Path) -> None:
         call(one, lambda one: one.active_jobs())
 
 
+@pytest.mark.parametrize("ask", ["jobs", "resources", "logs"])
+@pytest.mark.parametrize(("status", "body"), [(429, {"error": "slow down"}), (200, []), (200, None)])
+def test_what_something_before_ray_says_is_no_word_of_rays(ask: str, status: int, body: Any) -> None:
+    asked: dict[str, Callable[[RayLauncher], Any]] = {
+        "jobs": lambda one: one.jobs(["run-abc-a1"]),
+        "resources": lambda one: one.resources(),
+        "logs": lambda one: one.logs("run-abc-a1"),
+    }
+    with pytest.raises(LauncherUnavailable):
+        call(launcher(lambda _: httpx.Response(status, json=body)), asked[ask])
+
+
 def test_no_address_yet_is_unavailable() -> None:
     starting = RayLauncher(lambda: None)
     with pytest.raises(LauncherUnavailable, match="starting"):
