@@ -156,6 +156,8 @@ def test_the_view_of_a_quiet_run_asks_the_store_no_more_than_others_change() -> 
         stream = _one_run(feed, None, Change(1, "quiet", b"{}"), (1, 0))  # type: ignore[arg-type]
         await anext(stream)
         waiting = asyncio.ensure_future(anext(stream))
+        while not asked:
+            await asyncio.sleep(0.001)
         for revision in range(101, 150):
             feed._window.append(Change(revision, "busy", b"{}"))
             feed._newest = revision
