@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import and_, not_, select, true, update
 from sqlalchemy.orm import Session, joinedload
 
-from muonscope.contract.attempts import AttemptFacts, AttemptOutcome, Failure, Heartbeat
+from muonscope.contract.attempts import AttemptFacts, AttemptOutcome, Failure, FinalState, Heartbeat
 from muonscope.contract.run_spec import EXTERNAL_TASK
 from muonscope.contract.status import AttemptStatus
 from service.errors import Conflict, IllegalTransition, NotFound, Unauthorized
@@ -98,6 +98,9 @@ class AttemptRepository:
             next_step=first_step,
             created_at=now,
         )
+        if run.attempts:
+            # What was measured at the end of the one before is not this one's.
+            set_final_state(run, FinalState())
         run.attempts.append(attempt)
         self._session.add(attempt)
         self._session.flush()

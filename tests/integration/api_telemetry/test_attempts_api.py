@@ -273,6 +273,23 @@ def test_an_infrastructure_fault_queues_the_run_again_and_the_last_one_ends_it(
     assert (ended["status"], ended["failure"]["rank"], ended["verdict"]["name"]) == ("failed", 1, "inconclusive")
 
 
+def test_what_an_earlier_attempt_measured_at_its_end_is_not_told_of_the_next_one(
+    client: httpx.Client, sqlite_database: Database
+) -> None:
+    dead = workers(client, sqlite_database, steps=30, step_ordering="master")
+    die(dead)
+    before = dead.run()["summary"]
+    client.post(f"/runs/{dead.run_id}/retry")
+    again = next_workers(dead, sqlite_database)
+    again.outcome("failed", 0, failure={"kind": "setup_failed", "message": "no room"})
+
+    after = again.run()["summary"]
+
+    names = ("parameters_moved", "parameters_total", "max_weight_motion")
+    assert [before[name] for name in names] == [0, 2, 0.0]
+    assert [after[name] for name in names] == [None, None, None]
+
+
 def test_a_stopped_run_keeps_what_it_recorded(client: httpx.Client, sqlite_database: Database) -> None:
     voice = workers(client, sqlite_database, steps=30)
     voice.steps([step_record(0), discarded_record(1, parameter_norms=step_record(1).parameter_norms)])
