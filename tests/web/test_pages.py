@@ -221,14 +221,18 @@ def test_a_comparison_is_the_same_in_a_second_browser(site: Site, open_page: Ope
     expect(config).to_contain_text("1 of")
 
 
-def test_the_values_of_a_pair_and_their_difference_fit_beside_the_charts(site: Site, open_page: Open) -> None:
+@pytest.mark.parametrize("orderings", [("per_tensor", "ordered"), ("ordered", "ordered")], ids=["two", "one"])
+def test_the_values_of_a_pair_and_their_difference_fit_beside_the_charts(
+    orderings: tuple[str, str], site: Site, open_page: Open
+) -> None:
     ids = []
-    for ordering in ("per_tensor", "ordered"):
-        ids.append(site.submit(name=f"a pair whose names are long {ordering}", steps=12, step_ordering=ordering))
+    for ordering, begin in zip(orderings, ("a pair whose names", "another whose names"), strict=True):
+        ids.append(site.submit(name=f"{begin} are long {ordering}", steps=12, step_ordering=ordering))
         site.worker(ids[-1]).finish()
     page = open_page(f"/ui/compare?a={ids[0]}&b={ids[1]}").page
     page.set_viewport_size({"width": 1280, "height": 900})
     expect(page.locator(".readout td").first).not_to_have_text("—")
+    expect(page.locator(".readout tbody tr").first.locator("td").last).not_to_have_text("—")
 
     assert page.locator(".readout").evaluate("box => box.scrollWidth <= box.clientWidth")
 

@@ -93,8 +93,8 @@ export function OrderingGlyph({ ordering, dash }: OrderingProps) {
   const style = orderingStyle(ordering);
   if (dash !== undefined) {
     return (
-      <svg width="20" height="10" viewBox="0 0 20 10" aria-hidden="true">
-        <path d="M0 5h20" stroke={`var(${style.colour})`} strokeWidth="2" strokeDasharray={dash.join(" ") || undefined} />
+      <svg width="18" height="10" viewBox="0 0 18 10" aria-hidden="true">
+        <path d="M0 5h18" stroke={`var(${style.colour})`} strokeWidth="2" strokeDasharray={dash.join(" ") || undefined} />
       </svg>
     );
   }

@@ -69,6 +69,8 @@ const SHORT: Record<string, string> = {
   "loss_scale.initial_power": "Initial scale",
   implementation: "Implementation",
   world_size: "Ranks",
+  gradient_accumulation_steps: "Accumulation",
+  micro_batch_size: "Micro-batch",
 };
 
 export function fieldLabel(field: string): string {
