@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ from muon_core.zero.optimizer import ZeroMuon
 from muon_core.zero.precision import is_exhaustion, read_outcome
 from muon_core.zero.watching import WatchedOptimizer, watch_engine
 from muonscope.contract.attempts import AttemptFacts, FinalState, ParameterFact, RankFact
-from muonscope.contract.releases import DEFAULT_DEEPSPEED, RELEASES
+from muonscope.contract.releases import DEFAULT_DEEPSPEED, RELEASES, Release
 from muonscope.contract.run_spec import MAX_STEPS, ExternalTask, LossScale, RunSpec
 from muonscope.contract.status import (
     Implementation,
@@ -42,6 +42,7 @@ from muonscope.contract.telemetry import StepRecord
 from workers.engine import describe_engine, device_name, native_routes, our_routes
 from workers.final_state import InitialWeights, hash_parameters, peak_memory_bytes, trainable_numel
 from workers.probes import Measured, Probes
+from workers.recorded_optimizer import optimizer_settings
 
 logger = logging.getLogger(__name__)
 
@@ -213,10 +214,12 @@ def describe_spec(
         notes: the run's.
     """
     zero = engine.optimizer
-    settings = zero.param_groups[0]
     is_ours = isinstance(recorder.attachment, ZeroMuon)
     has_muon = not isinstance(recorder.attachment, WatchedOptimizer)
     kind = type(zero.optimizer).__name__
+    optimizer, unlike = optimizer_settings(zero.param_groups, ns_method=_release().ns_methods[0])
+    for sentence in unlike:
+        logger.warning("the record cannot hold all of %s", sentence, extra={"action": "groups_differ"})
     said: dict[str, Any] = {
         "name": name,
         "task": ExternalTask(script=sys.argv[0] or None, optimizer=kind, is_open_ended=steps is None),
@@ -233,25 +236,35 @@ def describe_spec(
         "gradient_clipping": float(engine.gradient_clipping() or 0.0),
         "clip_scope": getattr(recorder.attachment, "clip_scope", "update" if has_muon else "gradient"),
         "loss_scale": _loss_scale(engine),
-        "optimizer": {
-            "lr": float(settings["lr"]),
-            "momentum": float(settings.get("momentum", 0.0)),
-            "weight_decay": float(settings.get("weight_decay", 0.0)),
-        },
+        "optimizer": optimizer,
     }
     while True:
         try:
             return RunSpec.model_validate(said)
         except ValidationError as error:
-            field = str(error.errors()[0]["loc"][0]) if error.errors()[0]["loc"] else ""
-            if field not in said or field in ("name", "tags", "notes", "steps"):
+            found = error.errors()[0]
+            holder, path = _place(said, found["loc"])
+            if not path or path[0] in ("name", "tags", "notes", "steps"):
                 raise
             # The record shows a default there: whoever reads it must be able to learn that it is none of the engine's.
             logger.warning(
-                "the record cannot hold %s=%r and shows its default: %s", field, said[field], error.errors()[0]["msg"],
+                "the record cannot hold %s=%r and shows its default: %s",
+                ".".join(path), holder[path[-1]], found["msg"],
                 extra={"action": "field_not_recorded"},
             )  # fmt: skip
-            del said[field]
+            del holder[path[-1]]
+
+
+def _place(said: dict[str, Any], loc: Sequence[int | str]) -> tuple[dict[str, Any], list[str]]:
+    """Find what is refused at `loc`: the innermost object that holds it by its name, and the names that lead there."""
+    holder, path = said, list[str]()
+    for name in loc:
+        inner = holder[path[-1]] if path else said
+        if not isinstance(inner, dict) or name not in inner:
+            break
+        holder = inner
+        path.append(str(name))
+    return holder, path
 
 
 def _routes(engine: Any, attachment: Attachment) -> list[ParameterFact]:
@@ -261,9 +274,12 @@ def _routes(engine: Any, attachment: Attachment) -> list[ParameterFact]:
 def _ordering(attachment: Attachment, stage: int, *, has_muon: bool) -> StepOrdering:
     if isinstance(attachment, ZeroMuon):
         return StepOrdering(attachment.step_ordering)
-    release = RELEASES.get(str(deepspeed.__version__).split("+")[0], RELEASES[DEFAULT_DEEPSPEED])
     # Adam's moments move in its own step, which DeepSpeed calls after its overflow check.
-    return release.orderings[stage] if has_muon else StepOrdering.ORDERED
+    return _release().orderings[stage] if has_muon else StepOrdering.ORDERED
+
+
+def _release() -> Release:
+    return RELEASES.get(str(deepspeed.__version__).split("+")[0], RELEASES[DEFAULT_DEEPSPEED])
 
 
 def _precision(engine: Any) -> Precision:

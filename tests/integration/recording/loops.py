@@ -19,7 +19,7 @@ from workers.final_state import hash_parameters
 STEPS = 6
 
 
-def build_engine(optimizer: str, stage: int, minimum: int = 1) -> Any:
+def build_engine(optimizer: str, stage: int, minimum: int = 1, adam_lr: float = 1e-3) -> Any:
     """`optimizer` is muon (DeepSpeed's own), adam or attached; at a loss scale of 2^20 the first steps overflow."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 16))
@@ -33,12 +33,12 @@ def build_engine(optimizer: str, stage: int, minimum: int = 1) -> Any:
         "zero_force_ds_cpu_optimizer": False,
     }
     if optimizer == "muon":
-        config["optimizer"] = {"type": "Muon", "params": {"lr": 0.02, "torch_adam": True}}
+        config["optimizer"] = {"type": "Muon", "params": {"lr": 0.02, "adam_lr": adam_lr, "torch_adam": True}}
         return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
     if optimizer == "adam":
-        adam = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        adam = torch.optim.AdamW(model.parameters(), lr=adam_lr)
         return deepspeed.initialize(model=model, optimizer=adam, config=config)[0]
-    ours = muon_core.build_optimizer(model, lr=0.02, adam={"lr": 1e-3})
+    ours = muon_core.build_optimizer(model, lr=0.02, adam={"lr": adam_lr})
     engine = deepspeed.initialize(model=model, optimizer=ours, config=config)[0]
     muon_core.attach(engine, ours)
     return engine
@@ -59,9 +59,16 @@ def take_steps(engine: Any, ends: str | None = None) -> None:
             raise ZeroDivisionError("of the script's own making")
 
 
-def loop(*, optimizer: str, stage: int, ends: str | None = None, record: dict[str, Any] | None = None) -> Any:
+def loop(
+    *,
+    optimizer: str,
+    stage: int,
+    ends: str | None = None,
+    record: dict[str, Any] | None = None,
+    adam_lr: float = 1e-3,
+) -> Any:
     """Train, and say which run recorded it, what the weights are, and what ended it."""
-    engine = build_engine(optimizer, stage, minimum=2**20 if ends == "exhausted" else 1)
+    engine = build_engine(optimizer, stage, minimum=2**20 if ends == "exhausted" else 1, adam_lr=adam_lr)
     error = None
     recording = nullcontext() if record is None else muonscope.record(engine, name="mine", **record)
     try:
