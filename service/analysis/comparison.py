@@ -274,13 +274,15 @@ def _trajectory(side: Side) -> dict[str, Any]:
     scales, steps = columns.values["loss_scale_before"][measured], columns.step[measured]
     if not len(scales):
         return {"initial": None, "final": None, "lowest": None, "highest": None, "num_changes": 0, "changes": []}
-    at = np.flatnonzero(scales[1:] != scales[:-1]) + 1
     after = columns.values["loss_scale_after"][-1] if columns.measured["loss_scale_after"][-1] else scales[-1]
+    # What the last step changes it to would be the next one's.
+    scales, steps = np.append(scales, after), np.append(steps, columns.step[-1] + 1)
+    at = np.flatnonzero(scales[1:] != scales[:-1]) + 1
     return {
         "initial": encode_number(float(scales[0])),
         "final": encode_number(float(after)),
-        "lowest": encode_number(float(min(scales.min(), after))),
-        "highest": encode_number(float(max(scales.max(), after))),
+        "lowest": encode_number(float(scales.min())),
+        "highest": encode_number(float(scales.max())),
         "num_changes": len(at),
         "changes": [[int(steps[place]), encode_number(float(scales[place]))] for place in at[:MAX_SCALE_CHANGES]],
     }

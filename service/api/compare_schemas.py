@@ -107,7 +107,7 @@ class TrajectoryOut(Out):
     highest: Measurement
     num_changes: int
     changes: list[tuple[int, Measurement]]
-    """(step, scale from there on), the first thousand."""
+    """(step, scale from there on), the first thousand; the last step's is told at the step that would follow."""
 
 
 class TrajectoriesOut(Out):

@@ -182,5 +182,9 @@ def test_a_scale_that_stays_infinite_does_not_change() -> None:
 def test_a_scale_is_told_by_its_changes() -> None:
     falling = side(loss_scale_before=[8.0, 8.0, 4.0, 2.0], loss_scale_after=[8.0, 4.0, 2.0, 1.0])
     assert compare(falling, side())["loss_scale"]["a"] == {
-        "initial": 8.0, "final": 1.0, "lowest": 1.0, "highest": 8.0, "num_changes": 2, "changes": [[2, 4.0], [3, 2.0]],
+        "initial": 8.0, "final": 1.0, "lowest": 1.0, "highest": 8.0,
+        "num_changes": 3, "changes": [[2, 4.0], [3, 2.0], [4, 1.0]],
     }  # fmt: skip
+    # Counter-test: a last step that leaves it alone is no change.
+    steady = side(loss_scale_before=[8.0, 8.0, 4.0, 4.0], loss_scale_after=[8.0, 4.0, 4.0, 4.0])
+    assert compare(steady, side())["loss_scale"]["a"]["changes"] == [[2, 4.0]]

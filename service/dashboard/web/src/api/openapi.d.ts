@@ -2978,7 +2978,7 @@ export interface components {
         TrajectoryOut: {
             /**
              * Changes
-             * @description (step, scale from there on), the first thousand.
+             * @description (step, scale from there on), the first thousand; the last step's is told at the step that would follow.
              */
             changes: [
                 number,
