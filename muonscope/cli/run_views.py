@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from muonscope.cli import exit_codes
 from muonscope.cli.screen import NOT_MEASURED, number
-from muonscope.contract.status import Finding, Verdict
+from muonscope.contract.status import Finding
 
 if TYPE_CHECKING:
     from muonscope.client import Parameter, Run, Step
@@ -26,7 +26,7 @@ def run_row(run: "Run") -> list[str]:
     return [
         run.id,
         run.name,
-        status(run),
+        ended_status(run),
         verdict(run),
         _steps(run, "/"),
         number(summary.overflows),
@@ -43,11 +43,15 @@ def status(run: "Run") -> str:
     return str(run.status)
 
 
+def ended_status(run: "Run") -> str:
+    """The status where there is no other place for what a run failed of: `failed: worker_died`."""
+    return f"{status(run)}: {fault_kind(run)}" if fault_kind(run) else status(run)
+
+
 def verdict(run: "Run") -> str:
-    """The verdict with the step it hangs on, `dies, step 17`; where the record proves nothing, what failed."""
-    failed = run.failure is not None and not exit_codes.is_verdict(run.failure)
-    if run.verdict is None or (failed and run.verdict.name == Verdict.INCONCLUSIVE):
-        return NOT_MEASURED if run.failure is None else run.failure.kind
+    """The verdict with the step it hangs on: `dies, step 17`."""
+    if run.verdict is None:
+        return NOT_MEASURED
     step = "" if run.verdict.step is None else f", step {run.verdict.step}"
     return f"{run.verdict.name}{step}"
 
@@ -83,7 +87,7 @@ def outcome_line(run: "Run") -> str:
     """One sentence for the end of a run."""
     summary = run.summary
     parts = [f"{run.name}: {run.status}"]
-    if run.verdict is not None or run.failure is not None:
+    if run.verdict is not None:
         parts.append(verdict(run))
     parts.append(f"{number(summary.applied)} applied, {number(summary.discarded)} discarded steps")
     parts.append(f"{moved(run)} parameters moved")
@@ -95,9 +99,14 @@ def outcome_line(run: "Run") -> str:
     return "; ".join(parts)
 
 
+def fault_kind(run: "Run") -> str:
+    """What a run failed of that did not die of its numbers; nothing of any other."""
+    return "" if run.failure is None or exit_codes.is_verdict(run.failure) else str(run.failure.kind)
+
+
 def fault_line(run: "Run") -> str:
     """Why a run failed that did not die of its numbers, in one line; nothing of any other."""
-    if run.failure is None or exit_codes.is_verdict(run.failure):
+    if not fault_kind(run):
         return ""
     # Tracebacks and the like come after the first line; `muonscope show` has them.
     return _failure(run).partition("\n")[0]

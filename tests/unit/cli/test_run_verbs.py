@@ -1,6 +1,7 @@
 """Each verb about runs: what it asks, what it prints, how it ends."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -525,3 +526,23 @@ def test_an_export_goes_to_a_file_and_says_how_much(command: RunCommand, service
 def test_an_unknown_export_format_is_a_misuse(command: RunCommand, service: FakeService) -> None:
     assert command("export", "r1", "--format", "xlsx").code == 2
     assert service.requests == []
+
+
+def test_what_failed_is_no_verdict_and_the_verdict_is_the_records(command: RunCommand, service: FakeService) -> None:
+    fault = {"kind": "worker_died", "rank": 1, "message": "the process is gone"}
+    failed = run_json(status="failed", failure=fault, verdict={"name": "inconclusive", "evidence": "8 of 30 steps"})
+    service.answers["GET", "/runs/r1"] = failed
+    service.answers["GET", "/runs"] = {"runs": [failed], "next_cursor": None}
+
+    shown = dict(line.split(maxsplit=1) for line in command("show", "r1", "--steps", "0").out.splitlines())
+    listed = command("ls").out
+    watched = command("watch", "r1").out
+
+    assert (shown["status"], shown["verdict"]) == ("failed", "inconclusive")
+    assert shown["failure"] == "worker_died (rank 1): the process is gone"
+    assert re.search(r"failed: worker_died\s+inconclusive", listed)
+    assert watched.startswith("first: failed; inconclusive; ")
+    assert watched.endswith("; worker_died (rank 1): the process is gone\n")
+    # Counter-test: a death by its numbers is a verdict, and no fault beside it.
+    service.answers["GET", "/runs"] = {"runs": [run_json(**DIED)], "next_cursor": None}
+    assert re.search(r"failed\s+dies, step 17", command("ls").out)
