@@ -14,6 +14,7 @@ import shutil
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TextIO
@@ -140,7 +141,9 @@ class LogShipper:
         while self._ship_once() and time.monotonic() < deadline:
             continue
         if self._own is not None:
-            self._own.close()
+            # What it still holds, a full disk does not take.
+            with suppress(OSError):
+                self._own.close()
             self._own = None
         self._client.close()
         if all(file.read() is None for file in self._files):
@@ -180,7 +183,11 @@ class LogShipper:
         lines = piece.text.splitlines()
         if file.repeated >= REPEATED_BYTES:
             lines.append("(the rest is in this rank's own log)")
+        text = "".join(f"[rank {file.rank}] {line}\n" for line in lines)
         for output in (sys.stdout, self._own):
             if output is not None:
-                output.writelines(f"[rank {file.rank}] {line}\n" for line in lines)
-                output.flush()
+                encoding = output.encoding or "utf-8"
+                # A repetition: where it cannot stand, the rank's own log has been shipped all the same.
+                with suppress(OSError):
+                    output.write(text.encode(encoding, "replace").decode(encoding))
+                    output.flush()

@@ -122,15 +122,17 @@ def read_text(source: str | None) -> Any:
     """
     if source is None:
         return _joined(sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")), MAX_DEFAULT_BYTES)
-    path = Path(source).expanduser()
     try:
+        path = Path(source).expanduser()
         if path.is_dir():
             return _joined(sorted(_files(path)), MAX_FOLDER_BYTES)
         if path.stat().st_size == 0:
             return np.zeros(0, dtype=np.uint8)
         return np.memmap(path, dtype=np.uint8, mode="r")
-    except OSError as error:
-        raise TaskUnusable(f"text {source!r} cannot be read on this node: {error.strerror or error}") from error
+    except (OSError, RuntimeError) as error:
+        # The latter where `~name` is nobody.
+        why = getattr(error, "strerror", None) or error
+        raise TaskUnusable(f"text {source!r} cannot be read on this node: {why}") from error
 
 
 def _files(folder: Path) -> Iterator[Path]:

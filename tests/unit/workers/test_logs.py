@@ -1,8 +1,10 @@
 """What a rank prints reaches the controller, whatever becomes of the rank, and no file grows without end."""
 
+import io
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -115,6 +117,37 @@ def test_a_file_that_is_never_shipped_whole_is_cut_all_the_same(
     followed.shipped(first)
 
     assert path.stat().st_size == 0
+
+
+@pytest.mark.parametrize("output", ["a full disk", "a terminal of another encoding"])
+def test_an_output_that_cannot_take_a_line_ends_no_shipping(
+    output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, terminal = tmp_path / "logs", io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    is_full = output == "a full disk"
+    disks = [Path("/dev/full").open("w", encoding="utf-8") for _ in range(2)]  # noqa: SIM115
+    monkeypatch.setattr(sys, "stdout", disks[0] if is_full else terminal)
+    with running() as controller:
+        shipper = LogShipper(folder, 1, ControllerClient(controller.url, controller.attempt_id, controller.token))
+        shipper.start()
+        assert shipper._own is not None
+        if is_full:
+            # As driver.log is then.
+            shipper._own.close()
+            shipper._own = disks[1]
+        rank_log(folder, 0).write_text("loss 0.1 \u2588\u2588 30 %\n")
+        wait_until(lambda: 0 in controller.logs, 10, "the log")
+        with rank_log(folder, 0).open("a") as log:
+            log.write("done\n")
+
+        wait_until(lambda: controller.logs[0].endswith("done\n"), 10, "the rest of it")
+        shipper.finish(patience_s=5)
+
+    monkeypatch.undo()
+    assert is_full or terminal.buffer.getvalue().startswith(b"[rank 0] loss 0.1 ?? 30 %\n")
+    for disk in disks:
+        with suppress(OSError):
+            disk.close()
 
 
 def test_an_answer_that_is_none_of_the_controllers_ends_no_shipping(

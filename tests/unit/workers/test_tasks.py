@@ -130,6 +130,8 @@ def test_a_text_that_is_missing_or_too_short_is_refused_by_name(tmp_path: Path) 
 
     with pytest.raises(TaskUnusable, match="nowhere"):
         read_text(str(tmp_path / "nowhere"))
+    with pytest.raises(TaskUnusable, match=r"~nobody-of-this-name.* cannot be read"):
+        read_text("~nobody-of-this-name/text")
     with pytest.raises(TaskUnusable, match="65 bytes"):
         build_task(RunSpec(task=ByteGptTask(text=str(short))), context())
 
