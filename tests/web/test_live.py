@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from playwright.sync_api import expect
+from playwright.sync_api import BrowserContext, expect
 
 from tests.unit.controller.fakes import FakeLauncher
 from tests.unit.service.live import serving
@@ -64,3 +64,27 @@ def test_a_controller_that_goes_and_comes_back_is_followed_without_a_reload(
         expect(page.get_by_role("row", name="after")).to_be_visible()
         expect(page.get_by_role("alert")).to_have_count(0)
         assert page.evaluate("window.isTheSamePage") is True
+
+
+def test_more_tabs_than_a_browser_has_connections_all_load_and_all_follow(site: Site, open_page: Open) -> None:
+    tabs = [open_page("/ui/runs?q=name~many-tabs") for _ in range(8)]
+    for tab in tabs:
+        expect(tab.page.get_by_text("No run matches")).to_be_visible()
+
+    site.submit(name="many-tabs", steps=10)
+
+    for tab in tabs:
+        expect(tab.page.get_by_role("row", name="many-tabs")).to_be_visible()
+        assert not tab.errors
+
+
+def test_a_browser_without_shared_workers_follows_by_itself(site: Site, window: BrowserContext) -> None:
+    page = window.new_page()
+    page.add_init_script("delete window.SharedWorker")
+    page.goto("/ui/runs?q=name~by-itself")
+    expect(page.get_by_text("No run matches")).to_be_visible()
+
+    site.submit(name="by-itself", steps=10)
+
+    expect(page.get_by_role("row", name="by-itself")).to_be_visible()
+    page.close()

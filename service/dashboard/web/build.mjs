@@ -22,7 +22,13 @@ await rm(staging, { recursive: true, force: true });
 
 const result = await build({
   absWorkingDir: HERE,
-  entryPoints: { app: "src/main.tsx", theme: "src/theme/boot.ts", styles: "src/styles/index.css", icon: "src/icon.svg" },
+  entryPoints: {
+    app: "src/main.tsx",
+    changes: "src/api/sharedChanges.ts",
+    theme: "src/theme/boot.ts",
+    styles: "src/styles/index.css",
+    icon: "src/icon.svg",
+  },
   outdir: path.join(staging, "assets"),
   entryNames: "[name]-[hash]",
   chunkNames: "[name]-[hash]",
@@ -73,6 +79,7 @@ const page = template
   .replace("{{styles}}", at("src/styles/index.css"))
   .replace("{{icon}}", at("src/icon.svg"))
   .replace("{{font}}", at("font"))
+  .replace("{{changes}}", at("src/api/sharedChanges.ts"))
   .replace("{{chunks}}", preloads.join("\n    "))
   .replace("{{app}}", at("src/main.tsx"));
 if (page.includes("{{")) throw new Error("index.html has a placeholder that the build does not fill");

@@ -1,26 +1,30 @@
 /**
- * The one server-sent stream of this page: `GET /events`, a `run` event with a Run on each change.
+ * What this page hears of changes: `GET /events`, a `run` event with a Run on each.
  *
- * Reconnects by itself with a growing pause. When a stream is back after a loss, `onResync` listeners read their
- * resources again, because whatever changed in between was not seen. A page that has been hidden for a while lets
- * go of its stream: browsers allow six connections per host, and ten open tabs must not starve each other.
+ * The connection is one that all tabs share; where a browser has no shared workers it is the page's own. When it is
+ * back after a loss, `onResync` listeners read their resources again, because whatever changed in between was not
+ * seen. A page that has been hidden for a while stops listening, and reads again when it is looked at.
  */
 
 import { useSyncExternalStore } from "react";
 
+import { Changes, type Said } from "./changes.ts";
 import type { Run } from "./types.ts";
 
 export type Connection = { state: "connecting" } | { state: "open" } | { state: "lost"; since: number };
 
-const FIRST_PAUSE_MS = 500;
-const LONGEST_PAUSE_MS = 5_000;
+/** Where changes are heard; `listen` also cuts a pause between two attempts short. */
+interface Source {
+  listen(): void;
+  leave(): void;
+}
+
 const HIDDEN_LIMIT_MS = 30_000;
 
 class LiveStream {
-  private source: EventSource | null = null;
+  private source: Source | null = null;
+  private isListening = false;
   private connection: Connection = { state: "connecting" };
-  private pause = FIRST_PAUSE_MS;
-  private timer: ReturnType<typeof setTimeout> | undefined;
   private hiddenTimer: ReturnType<typeof setTimeout> | undefined;
   private hasBeenOpen = false;
   private lastEventAt: number | null = null;
@@ -29,9 +33,15 @@ class LiveStream {
   private readonly stateListeners = new Set<() => void>();
 
   start(): void {
+    this.source = sharedSource(this.hear, () => this.useOwnSource());
     document.addEventListener("visibilitychange", () => this.onVisibility());
     window.addEventListener("online", () => this.retryNow());
-    this.open();
+    // A page that the browser keeps for the way back is not there meanwhile.
+    window.addEventListener("pagehide", () => this.leave());
+    window.addEventListener("pageshow", (event) => event.persisted && this.listen());
+    if (this.source === null) this.useOwnSource();
+    else this.listen();
+    this.onVisibility();
   }
 
   onRun(listener: (run: Run) => void): () => void {
@@ -54,23 +64,43 @@ class LiveStream {
   getLastEventAt = (): number | null => this.lastEventAt;
 
   retryNow(): void {
-    if (this.connection.state === "open") return;
-    clearTimeout(this.timer);
-    this.pause = FIRST_PAUSE_MS;
-    this.open();
+    if (this.connection.state !== "open") this.listen();
   }
 
-  private open(): void {
-    this.source?.close();
-    const source = new EventSource("/events");
-    this.source = source;
-    source.onopen = () => this.onOpen();
-    source.onerror = () => this.onError();
-    source.addEventListener("run", (event) => this.onRunEvent(event as MessageEvent<string>));
+  private listen(): void {
+    this.isListening = true;
+    this.source?.listen();
   }
+
+  private leave(): void {
+    if (!this.isListening) return;
+    this.isListening = false;
+    this.source?.leave();
+    this.setConnection({ state: "connecting" });
+  }
+
+  private useOwnSource(): void {
+    const changes = new Changes(this.hear);
+    this.isListening = false;
+    this.source = { listen: () => changes.open(), leave: () => changes.close() };
+    // Six tabs that were opened unseen would otherwise leave no connection to the seventh.
+    if (document.visibilityState === "visible") this.listen();
+  }
+
+  private hear = (said: Said): void => {
+    if (!this.isListening) return;
+    if (said.kind === "run") {
+      this.lastEventAt = Date.now();
+      const run = JSON.parse(said.data) as Run;
+      for (const listener of [...this.runListeners]) listener(run);
+    } else if (said.kind === "lost") {
+      this.setConnection({ state: "lost", since: said.since });
+    } else if (this.connection.state !== "open") {
+      this.onOpen();
+    }
+  };
 
   private onOpen(): void {
-    this.pause = FIRST_PAUSE_MS;
     this.lastEventAt = Date.now();
     const isReturn = this.hasBeenOpen || this.connection.state === "lost";
     this.hasBeenOpen = true;
@@ -78,38 +108,36 @@ class LiveStream {
     if (isReturn) for (const listener of [...this.resyncListeners]) listener();
   }
 
-  private onError(): void {
-    this.source?.close();
-    this.source = null;
-    if (this.connection.state !== "lost") this.setConnection({ state: "lost", since: Date.now() });
-    clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.open(), this.pause);
-    this.pause = Math.min(this.pause * 2, LONGEST_PAUSE_MS);
-  }
-
-  private onRunEvent(event: MessageEvent<string>): void {
-    this.lastEventAt = Date.now();
-    const run = JSON.parse(event.data) as Run;
-    for (const listener of [...this.runListeners]) listener(run);
-  }
-
   private onVisibility(): void {
     clearTimeout(this.hiddenTimer);
-    if (document.visibilityState === "hidden") {
-      this.hiddenTimer = setTimeout(() => {
-        clearTimeout(this.timer);
-        this.source?.close();
-        this.source = null;
-        this.setConnection({ state: "connecting" });
-      }, HIDDEN_LIMIT_MS);
-    } else if (this.source === null) {
-      this.retryNow();
-    }
+    if (document.visibilityState === "hidden") this.hiddenTimer = setTimeout(() => this.leave(), HIDDEN_LIMIT_MS);
+    else if (!this.isListening) this.listen();
   }
 
   private setConnection(connection: Connection): void {
     this.connection = connection;
     for (const listener of [...this.stateListeners]) listener();
+  }
+}
+
+/** Return the connection that tabs share, or null where a browser has no such thing. */
+function sharedSource(hear: (said: Said) => void, onFailure: () => void): Source | null {
+  const script = document.querySelector<HTMLMetaElement>('meta[name="shared-changes"]')?.content;
+  if (script === undefined || typeof SharedWorker === "undefined") return null;
+  try {
+    const worker = new SharedWorker(script, { type: "module", name: "muonscope-changes" });
+    worker.onerror = () => {
+      worker.port.close();
+      onFailure();
+    };
+    worker.port.onmessage = (event: MessageEvent<Said>) => hear(event.data);
+    return {
+      listen: () => worker.port.postMessage("listen"),
+      leave: () => worker.port.postMessage("leave"),
+    };
+  } catch {
+    // A browser whose settings forbid workers throws.
+    return null;
   }
 }
 
