@@ -220,13 +220,15 @@ def logs(
     as_json: Json = False,
 ) -> None:
     """Print what the run's processes wrote. As JSON: one object a piece, which is all of it unless followed."""
+    from muonscope.cli.growing_logs import new_text
+
     with open_client(url) as client:
-        printed = 0
+        printed = ""
         while True:
             # The state first: a log read after the end is whole.
             is_last = not follow or client.runs.get(run_id).is_finished
             text = client.runs.logs(run_id, rank=rank)
-            new = text[printed:]
+            new = new_text(printed, text)
             if not text and is_last and not as_json:
                 print(f"nothing was written; `muonscope show {run_id}` says how the run went", file=sys.stderr)
             if as_json and (new or is_last):
@@ -234,7 +236,7 @@ def logs(
             elif new:
                 sys.stdout.write(new)
             sys.stdout.flush()
-            printed = max(printed, len(text))
+            printed = text
             if is_last:
                 return
             time.sleep(1.0)
@@ -310,15 +312,19 @@ def export(
     if form not in ("csv", "jsonl"):
         raise typer.BadParameter(f"{form!r} is not csv or jsonl", param_hint="--format")
     with open_client(url) as client:
-        recorded = client.runs.get(run_id).summary.steps
+        # Asked first: for a run that there is not, no file is made or emptied.
+        client.runs.get(run_id)
         pieces = client.runs.csv(run_id) if form == "csv" else _json_lines(client.runs.steps(run_id))
         with nullcontext(sys.stdout) if output is None else output.open("w", encoding="utf-8", newline="") as file:
+            # The CSV's heading is no step.
+            written = -1 if form == "csv" else 0
             for piece in pieces:
                 file.write(piece)
+                written += piece.count("\n")
     if output is not None and as_json:
-        Screen(as_json).json({"run_id": run_id, "steps": recorded, "format": form, "file": str(output)})
+        Screen(as_json).json({"run_id": run_id, "steps": written, "format": form, "file": str(output)})
     elif output is not None:
-        Screen().progress(f"{recorded} steps written to {output}")
+        Screen().progress(f"{written} steps written to {output}")
 
 
 def _json_lines(steps: Iterator["Step"]) -> Iterator[str]:

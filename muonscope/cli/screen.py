@@ -63,7 +63,8 @@ class Screen:
             return
         if title:
             print(title)
-        for text in plain_table(columns, rows):
+        # A line is a row, to whoever reads it by lines.
+        for text in plain_table(columns, [[cell.replace("\n", "\\n") for cell in row] for row in rows]):
             print(text)
         sys.stdout.flush()
 

@@ -405,6 +405,19 @@ def test_followed_logs_are_printed_once_and_to_the_end(
     assert command("logs", "r1", "--follow").out == "one\ntwo\n"
 
 
+def test_a_followed_log_goes_on_with_the_next_attempts(
+    command: RunCommand, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    service.answers["GET", "/runs/r1"] = [run_json(status="running"), run_json(**TRAINED)]
+    service.answers["GET", "/runs/r1/logs"] = [
+        httpx.Response(200, text="a worker died\n"),
+        httpx.Response(200, text="again\n"),
+    ]
+
+    assert command("logs", "r1", "--follow").out == "a worker died\nagain\n"
+
+
 @pytest.mark.parametrize("verb", ["stop", "retry"])
 def test_stop_and_retry_ask_for_it(verb: str, command: RunCommand, service: FakeService) -> None:
     service.answers["POST", f"/runs/r1/{verb}"] = httpx.Response(202, json=run_json(status="queued"))
@@ -520,7 +533,7 @@ def test_an_export_goes_to_a_file_and_says_how_much(command: RunCommand, service
     result = command("export", "r1", "--format", "jsonl", "-o", str(path))
 
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0, 1]
-    assert "30 steps" in result.err
+    assert result.err == f"2 steps written to {path}\n"
 
 
 def test_an_unknown_export_format_is_a_misuse(command: RunCommand, service: FakeService) -> None:
@@ -546,3 +559,29 @@ def test_what_failed_is_no_verdict_and_the_verdict_is_the_records(command: RunCo
     # Counter-test: a death by its numbers is a verdict, and no fault beside it.
     service.answers["GET", "/runs"] = {"runs": [run_json(**DIED)], "next_cursor": None}
     assert re.search(r"failed\s+dies, step 17", command("ls").out)
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_an_export_of_a_live_run_says_what_it_wrote_and_not_what_there_was_before(
+    form: str, command: RunCommand, service: FakeService, tmp_path: Path
+) -> None:
+    service.answers["GET", "/runs/r1"] = run_json(status="running", summary={"steps": 1})
+    step = {"overflow": False, "discarded": False}
+    page = {"steps": [{"step": 0, **step}, {"step": 1, **step}], "next_start": None}
+    service.answers["GET", "/runs/r1/steps"] = (
+        httpx.Response(200, text="step,loss\n0,1\n1,1\n") if form == "csv" else page
+    )
+
+    path = tmp_path / "steps"
+    written = json.loads(command("export", "r1", "--format", form, "-o", str(path), "--json").out)["steps"]
+
+    assert written == 2
+
+
+def test_a_name_of_two_lines_is_one_row_to_whoever_reads_by_lines(command: RunCommand, service: FakeService) -> None:
+    service.answers["GET", "/runs"] = {"runs": [run_json(name="two\nr2  lines")], "next_cursor": None}
+
+    heading, row = command("ls").out.splitlines()
+
+    assert heading.startswith("run")
+    assert "two\\nr2  lines" in row
