@@ -211,6 +211,7 @@ class AsyncClient:
         async with self._opened(request) as response:
             async for text in response.aiter_text():
                 for line in splitter.feed(text):
+                    patience.note_line(line)
                     event = decoder.feed(line)
                     if event is not None:
                         yield event

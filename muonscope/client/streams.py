@@ -95,6 +95,11 @@ class Patience:
         self.last_id = event.id if event.id is not None else self.last_id
         self.note_answer()
 
+    def note_line(self, line: str) -> None:
+        """Take a comment for a sign of life: a stream without an event may be quiet for hours."""
+        if line.startswith(":"):
+            self.note_answer()
+
     def note_answer(self) -> None:
         self.broken_since, self._pause_s = None, FIRST_RECONNECT_S
 

@@ -206,6 +206,7 @@ class Client:
         with self._opened(request) as response:
             for text in response.iter_text():
                 for line in splitter.feed(text):
+                    patience.note_line(line)
                     event = decoder.feed(line)
                     if event is not None:
                         yield event

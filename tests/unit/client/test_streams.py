@@ -1,6 +1,8 @@
 """Server-sent events, and going on after a break."""
 
+import itertools
 import json
+import time
 
 import httpx
 import pytest
@@ -194,3 +196,25 @@ def test_lines_end_where_the_standard_has_them_end_in_pieces_of_any_size(size: i
     pieces = (text[start : start + size] for start in range(0, len(text), size))
 
     assert [line for piece in pieces for line in splitter.feed(piece)] == ["a", "b", "c", "", "", "", "d"]
+
+
+@pytest.mark.parametrize("sign", [": still here\n\n", ""])
+def test_a_quiet_stream_that_breaks_now_and_then_is_no_service_that_is_away(
+    client: Client, service: FakeService, pauses: list[float], sign: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count(0.0, 45.0)
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    end = f"event: run\nid: 9\ndata: {json.dumps(run_json(**TRAINED))}\n\n"
+    service.answers["GET", "/events"] = [
+        *(stream(f"retry: 1\n\n{sign}", cut=True) for _ in range(4)),
+        stream(end, cut=False),
+    ]
+
+    events = client.events(patience_s=60.0)
+
+    if sign:
+        assert next(events).ends_a_run
+    else:
+        # The counter-test: a service that cuts every stream at once is given up.
+        with pytest.raises(ServiceUnreachable):
+            next(events)
