@@ -22,7 +22,7 @@ from muonscope.contract.attempts import AttemptOutcome, Failure, Heartbeat
 from muonscope.contract.status import AttemptStatus, FailureKind
 from workers import shipper
 from workers.controller_client import Pauses
-from workers.errors import ControllerAway, ControllerRefused
+from workers.errors import AttemptSuperseded, ControllerAway, ControllerRefused
 from workers.shipper import POLL_S, Door, Shipper
 from workers.spool import is_writer_alive, remove_spool, replace_text
 
@@ -54,6 +54,7 @@ class _RecordShipper(Shipper):
     """A shipper that also says how the script is and how it ended."""
 
     _has_sent_facts = False
+    _has_said_outcome = False
     _next_heartbeat = 0.0
 
     def run(self) -> None:
@@ -84,7 +85,7 @@ class _RecordShipper(Shipper):
             self._has_sent_facts = True
         count = self.ship_once()
         if not count and not alive:
-            self._client.post("outcome", self._outcome().model_dump_json(exclude_none=True).encode())
+            self._say_outcome()
             remove_spool(self.directory)
             return False
         if time.monotonic() >= self._next_heartbeat:
@@ -94,6 +95,15 @@ class _RecordShipper(Shipper):
         if not self.is_behind:
             time.sleep(POLL_S)
         return True
+
+    def _say_outcome(self) -> None:
+        is_repeat, self._has_said_outcome = self._has_said_outcome, True
+        try:
+            self._client.post("outcome", self._outcome().model_dump_json(exclude_none=True).encode())
+        except AttemptSuperseded:
+            # Only the answer to the first one was lost: the record is closed by it.
+            if not is_repeat:
+                raise
 
     def _outcome(self) -> AttemptOutcome:
         try:

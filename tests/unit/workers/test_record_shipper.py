@@ -14,8 +14,9 @@ from muonscope.contract.attempts import AttemptFacts
 from muonscope.contract.run_spec import ExternalTask, RunSpec
 from muonscope.contract.telemetry import StepRecord
 from workers import shipper
-from workers.record_shipper import FACTS
-from workers.spool import Destination, SpoolWriter, replace_text
+from workers.errors import AttemptSuperseded, ControllerAway
+from workers.record_shipper import FACTS, ship_record
+from workers.spool import Destination, Shipped, SpoolWriter, replace_text
 
 
 def test_a_record_file_that_is_away_for_a_while_is_gone_on_with(tmp_path: Path) -> None:
@@ -62,3 +63,41 @@ def test_a_shipper_that_does_not_start_is_started_at_the_next_look(
     recording._keep_shipping(tmp_path, "workers.record_shipper", over)
 
     assert tries == ["workers.record_shipper"] * 2
+
+
+class LostAnswer:
+    """A controller that takes the outcome, and whose answer to it does not arrive."""
+
+    def __init__(self, *, is_lost: bool) -> None:
+        self.taken: list[str] = []
+        self._is_lost = is_lost
+
+    def post(self, verb: str, body: bytes, content_type: str = "application/json") -> bytes:
+        if verb == "outcome":
+            if not self._is_lost or verb in self.taken:
+                raise AttemptSuperseded("http://controller", 409, "it has ended as succeeded")
+            self.taken.append(verb)
+            raise ControllerAway("http://controller", "the connection was cut")
+        self.taken.append(verb)
+        return b""
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_an_outcome_whose_answer_was_lost_has_arrived(
+    is_lost: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.controller_client.FIRST_PAUSE_S", 0.0)
+    directory = tmp_path / "spool"
+    writer = SpoolWriter(directory, Destination("http://controller", "run-1-a1", "", 1))
+    writer.append(StepRecord(0, overflow=False, discarded=False))
+    replace_text(directory / FACTS, AttemptFacts().model_dump_json())
+    writer.close()
+
+    ship_record(directory, LostAnswer(is_lost=is_lost))
+
+    # The counter-test: the first outcome that is refused is one that did not arrive, and its record is kept.
+    assert directory.exists() is not is_lost
+    assert is_lost or "409" in (Shipped.read(directory).refused or "")
