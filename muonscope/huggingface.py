@@ -75,9 +75,9 @@ class _RecordEvents:
             )
         # Without an end in between: `auto_find_batch_size` has given up the batch size that was recorded.
         self._end(RecordingFailed("the Trainer began anew, with another batch size"))
-        # Of a resumed training those are left.
-        steps = int(state.max_steps) - int(state.global_step) if state.max_steps and state.max_steps > 0 else None
-        self._loop = record(engine, **{"name": self._name, "steps": steps, **self._options})
+        # Of a resumed training those are left; of one that was at its end already, none, which no spec can say.
+        left = int(state.max_steps or 0) - int(state.global_step)
+        self._loop = record(engine, **{"name": self._name, "steps": left if left > 0 else None, **self._options})
         self._loop.__enter__()
         self._is_open = True
 
