@@ -122,6 +122,8 @@ class RecordedLoop:
             except Exception as error:
                 # Raised once the others know: they wait for a word of this rank.
                 problem = error
+            if problem is not None:
+                self._give_up()
         self._agree(problem)
         self._recorder.start()
         return self
@@ -194,7 +196,7 @@ class RecordedLoop:
     def _begin_file(self, directory: Path, file: Path, spec: "RunSpec") -> None:
         """Have the keeper make the run in the record file, and wait for its id."""
         from workers.shipper import start_detached
-        from workers.spool import remove_spool, replace_text
+        from workers.spool import replace_text
 
         replace_text(
             directory / "spec.json", json.dumps({"file": str(file.absolute()), "spec": spec.model_dump_json()})
@@ -206,15 +208,20 @@ class RecordedLoop:
             time.sleep(_LOOK_S)
         answer = json.loads(begun.read_text()) if begun.exists() else {"error": f"no answer in {_START_LIMIT_S:g} s"}
         if "error" in answer:
-            self._is_over.set()
-            assert self._spool is not None
-            self._spool.close()
-            self._spool = None
-            remove_spool(directory)
             raise RecordingFailed(
                 f"{file} cannot be written: {answer['error']}", remedy="give another file, in a folder of your own"
             )
         self.run_id = str(answer["run_id"])
+
+    def _give_up(self) -> None:
+        """Leave nothing of a record that was not begun."""
+        from workers.spool import remove_spool
+
+        self._is_over.set()
+        if self._spool is not None:
+            self._spool.close()
+            remove_spool(self._spool.directory)
+            self._spool = None
 
     def _close(self, outcome: "AttemptOutcome") -> None:
         from workers.record_shipper import OUTCOME

@@ -1,5 +1,6 @@
 """What goes wrong beside a recorded loop is the record's trouble, and never the loop's."""
 
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -52,3 +53,9 @@ def test_a_rank_that_leaves_alone_is_not_waited_for(gang: Gangs, service: httpx.
     run = ended(service, left[0][1])
     assert (run["status"], run["summary"]["steps"]) == ("failed" if rank == 0 else "succeeded", loops.STEPS)
     assert run["attempts"][0]["final"] is None
+
+
+def test_a_record_that_cannot_be_begun_leaves_no_spool(gang: Gangs, tmp_path: Path) -> None:
+    (said,) = gang(1).run(troubles.without_a_keeper, record={"file": str(tmp_path / "mine.db")})
+
+    assert said == ("TimeoutExpired", [])

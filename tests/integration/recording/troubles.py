@@ -3,13 +3,15 @@
 import errno
 import os
 import signal
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import muonscope
 from tests.integration.recording.loops import build_engine, take_steps
-from workers import spool
+from workers import shipper, spool
 from workers.final_state import hash_parameters
 
 
@@ -77,3 +79,21 @@ def one_leaves_alone(*, rank: int, record: dict[str, Any]) -> tuple[str | None, 
     except Exception as caught:
         error = type(caught).__name__
     return error, recording.run_id
+
+
+def without_a_keeper(*, record: dict[str, Any]) -> tuple[str, list[str]]:
+    """Try to record where no process can be started; returns the error, and the spools that are left."""
+    engine, start = build_engine("adam", 1), shipper.start_detached
+
+    def refuse(directory: Path, module: str = "") -> None:
+        raise subprocess.TimeoutExpired(module, 30)
+
+    before = set(spool.spool_directory("any").parent.iterdir())
+    shipper.start_detached = refuse
+    try:
+        with muonscope.record(engine, name="no keeper", **record):
+            raise AssertionError("the block was entered")
+    except subprocess.TimeoutExpired as error:
+        return type(error).__name__, [path.name for path in set(spool.spool_directory("any").parent.iterdir()) - before]
+    finally:
+        shipper.start_detached = start
