@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 # A batch's columns may take 64 MiB when they arrive.
 MAX_STEPS: Final = 500_000
+_NO_RUN: Final = "give the file that `muonscope run --standalone` or `muonscope.record(file=…)` has trained into"
 
 
 def import_record(
@@ -47,15 +48,24 @@ def import_record(
 def _import_file(client: "Client", path: Path, screen: Screen) -> None:
     from muonscope.cli.record_files import read_records
     from muonscope.client.calls import import_run
+    from muonscope.client.deepspeed_csv import ImportFailed
 
-    kept = []
-    for record in read_records(path, lambda line: screen.progress(line)):
+    kept, passed_over = [], []
+
+    def tell(line: str) -> None:
+        passed_over.append(line)
+        screen.progress(line)
+
+    for record in read_records(path, tell):
         run, is_new = client.send(import_run(record))
         kept.append(run)
         if not screen.as_json:
             # What printed the old id is often a log, and nothing answers to it here.
             here = "here" if is_new else "already here"
             screen.line(f"{record.id} is run {run.id} {here}: {run.summary.steps} steps of {run.name}")
+    if not kept:
+        what = "has no run that has ended" if passed_over else "holds no run"
+        raise ImportFailed(path, what, remedy="let its run end, then import again" if passed_over else _NO_RUN)
     if screen.as_json:
         screen.json(kept)
 

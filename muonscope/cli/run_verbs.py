@@ -5,7 +5,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -79,36 +79,40 @@ def run(
 ) -> None:
     """Queue a run, follow it to its end, and exit by its verdict. Ctrl-C stops the run."""
     from muonscope.cli.ray_jobs import own_task, with_working_dir
-    from muonscope.cli.spec_files import read_spec
+    from muonscope.cli.spec_files import read_spec, refuse_invalid
 
     if record is not None and not standalone:
         raise typer.BadParameter("it is the file of --standalone; give that too", param_hint="--record")
     screen = Screen(as_json)
     wanted = read_spec(spec, screen.progress)
-    if not standalone:
-        wanted = with_working_dir(wanted)
-    opened = open_client(url) if not standalone else _recording_client(record, own_task(wanted), screen)
+    file = (record or Path("muonscope-record.db")).absolute() if standalone else None
+    opened: AbstractContextManager[Client]
+    if file is None:
+        wanted, opened = with_working_dir(wanted), open_client(url)
+    else:
+        from muonscope.cli.service_process import standalone_service
+
+        # Its service would say so too, once its Ray is up.
+        refuse_invalid(wanted)
+        opened = standalone_service(file, screen, task=own_task(wanted))
     # Around the service's start as well: ended in the midst of it, the command would leave it and its Ray behind.
     with sigterm_interrupts(), opened as client:
         queued = client.runs.submit(wanted)
         # Whoever reads it in a job's log asks for the run by its id.
         screen.progress(f"run {queued.id}")
-        with _stopped_on_interrupt(client, queued, wait_s=_STOP_WAIT_S if standalone else 0.0):
+        told = nullcontext() if file is None else _record_told(file, screen)
+        with told, _stopped_on_interrupt(client, queued, wait_s=_STOP_WAIT_S if standalone else 0.0):
             _follow(client, queued, screen)
 
 
 @contextmanager
-def _recording_client(record: Path | None, task: str | None, screen: Screen) -> Iterator["Client"]:
-    from muonscope.cli.service_process import standalone_service
-
-    file = (record or Path("muonscope-record.db")).absolute()
-    with standalone_service(file, screen, task=task) as client:
-        try:
-            yield client
-        finally:
-            # Whatever the verdict is.
-            command = f"muonscope import {shlex.quote(str(file))}"
-            screen.progress(f"the record is in {file}: `{command}` brings it to a service, under another id")
+def _record_told(file: Path, screen: Screen) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        # Whatever the verdict is.
+        command = f"muonscope import {shlex.quote(str(file))}"
+        screen.progress(f"the record is in {file}: `{command}` brings it to a service, under another id")
 
 
 def ls(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from muonscope.errors import SpecFileError
+from muonscope.errors import InvalidRequest, SpecFileError
 
 MAX_SPEC_BYTES: Final = 4 * 1024 * 1024
 _SCHEMA_KEY: Final = "$schema"
@@ -26,6 +26,26 @@ def read_spec(path: str, tell: Callable[[str], None] = lambda line: None) -> dic
             DeepSpeed would refuse.
     """
     return _with_ds_config(_read_mapping(path, "name: first-run"), path, tell)
+
+
+def refuse_invalid(spec: dict[str, Any]) -> None:
+    """Refuse what no service takes, as one would: before one is started for the spec alone.
+
+    Raises:
+        InvalidRequest: an unknown field, a value out of its bounds, or settings that do not go together.
+    """
+    from pydantic import ValidationError
+
+    from muonscope.contract.run_spec import RunSpec
+
+    try:
+        RunSpec.model_validate(spec)
+    except ValidationError as error:
+        # FastAPI takes a second to import: only where there is something to say.
+        from service.api.problems import validation_problem
+
+        refused = validation_problem(error.errors(), spec)
+        raise InvalidRequest(refused.status, refused.title, refused.detail, problem=dict(refused.problem())) from error
 
 
 def read_experiment(path: str, tell: Callable[[str], None] = lambda line: None) -> dict[str, Any]:

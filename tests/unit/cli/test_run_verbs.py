@@ -585,3 +585,22 @@ def test_a_name_of_two_lines_is_one_row_to_whoever_reads_by_lines(command: RunCo
 
     assert heading.startswith("run")
     assert "two\\nr2  lines" in row
+
+
+def test_alone_a_spec_that_no_service_takes_is_refused_before_one_is_started(
+    command: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.yaml").write_text("name: mine\nstepz: 3")
+    (tmp_path / "good.yaml").write_text("name: mine\nsteps: 3")
+    # Counter-test: a good one is not refused here, and its service would be started, had it a place for the record.
+    refused, good = (
+        command("run", str(tmp_path / name), "--standalone", "--record", "/proc/none/mine.db")
+        for name in ("bad.yaml", "good.yaml")
+    )
+
+    assert refused.code == 1
+    assert refused.err.splitlines()[:3] == ["muonscope: stepz: unknown field", "  field:  stepz", "  value:  3"]
+    assert "steps" in refused.err.splitlines()[3]
+    assert "waiting for Ray" in good.err
+    assert "muonscope import" not in good.err

@@ -275,11 +275,11 @@ def test_a_task_of_ones_own_is_allowed_and_found_where_the_command_is_typed_and_
 
 
 def test_whatever_the_verdict_is_the_command_that_imports_the_record_is_named_and_can_be_typed(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "my record.db"
 
-    with pytest.raises(typer.Exit), run_verbs._recording_client(file, None, Screen()):
+    with pytest.raises(typer.Exit), run_verbs._record_told(file, Screen()):
         raise typer.Exit(3)
 
     command = capsys.readouterr().err.splitlines()[-1].split("`")[1]
