@@ -30,6 +30,24 @@ def check_home(home: Path, url: str, *, is_up: bool) -> Finding:
     )
 
 
+def other_home_line(database_url: str | None) -> str:
+    """Warn, in a line, that the service which this shell's commands talk to keeps another state than they look at.
+
+    Nothing where it keeps the same, is not to be seen, or a database is named.
+    """
+    from muonscope.client import ClientSettings
+    from service.settings import Settings
+
+    url, settings = ClientSettings().url, Settings()
+    served = home_served_at(url) if not (database_url or settings.database_url) else None
+    if served is None or served.resolve() == settings.home.resolve():
+        return ""
+    return (
+        f"note: the service at {url} keeps its state in {served}, not in {settings.home}; "
+        f"for its own: export MUONSCOPE_HOME={served}"
+    )
+
+
 def home_served_at(url: str) -> Path | None:
     """Return the home of the `muonscope up` of this machine that listens there; None where none is to be seen."""
     from service.settings import is_loopback

@@ -23,6 +23,22 @@ def open_store(database_url: str | None) -> Iterator["Database"]:
             database.dispose()
 
 
+def missing_store(database_url: str | None) -> str | None:
+    """Say that there is no store yet and where; None where there is one, or a server keeps it."""
+    from service.settings import Settings
+
+    settings = Settings() if database_url is None else Settings(database_url=database_url)
+    with open_store(database_url) as database:
+        # Nothing has connected to it, which is what makes an SQLite file.
+        file = database.path
+    if file is None or file.exists():
+        return None
+    if settings.database_url and not file.parent.exists():
+        # A name with a mistake in it, which opening it says.
+        return None
+    return f"there is no store in {file if settings.database_url else settings.home} yet"
+
+
 @contextmanager
 def store_errors() -> Iterator[None]:
     """Have what the store finds wrong be the command's own error: what happened, and the remedy."""

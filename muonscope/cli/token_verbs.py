@@ -15,7 +15,7 @@ import typer
 
 from muonscope.cli.options import DatabaseUrl, Json
 from muonscope.cli.screen import Screen
-from muonscope.cli.stores import open_store
+from muonscope.cli.stores import missing_store, open_store
 from muonscope.contract.status import TokenScope
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def create(
     """Make a token and print it, this once: only its hash is kept."""
     from service.store.tokens import TokenRepository
 
+    _warn_of_another_home(database_url)
     if from_file is not None:
         if expires is not None:
             raise typer.BadParameter("a token of a file has no end; leave it out", param_hint="--expires")
@@ -91,11 +92,17 @@ def list_tokens(database_url: DatabaseUrl = None, as_json: Json = False) -> None
     """List the tokens there are and were."""
     from service.store.tokens import TokenRepository
 
-    with _store(database_url) as database, database.read() as session:
-        rows = [_shown(row) for row in TokenRepository(session).list()]
+    _warn_of_another_home(database_url)
+    rows, missing = list[dict[str, Any]](), missing_store(database_url)
+    if missing is None:
+        with _store(database_url) as database, database.read() as session:
+            rows = [_shown(row) for row in TokenRepository(session).list()]
     screen = Screen(as_json)
     if as_json:
         screen.json(rows)
+        return
+    if not rows:
+        screen.progress(f"no tokens: {missing}" if missing else "no tokens yet: `muonscope token create` makes one")
         return
     columns = ("name", "scope", "state", "created_by", "created_at", "expires_at", "last_used_at")
     screen.table(columns, [tuple(str(row[column] or "") for column in columns) for row in rows])
@@ -108,8 +115,12 @@ def revoke(
     as_json: Json = False,
 ) -> None:
     """Make a token worthless from its next request on, and end the dashboard's sessions that it opened."""
+    from muonscope.errors import MuonscopeError
     from service.store.tokens import TokenRepository
 
+    _warn_of_another_home(database_url)
+    if (missing := missing_store(database_url)) is not None:
+        raise MuonscopeError(missing, remedy="set MUONSCOPE_HOME to the folder of the service's state")
     with _store(database_url) as database, database.write() as session:
         shown = _shown(TokenRepository(session).revoke(name, who=_who()))
     if as_json:
@@ -142,6 +153,13 @@ def _store(database_url: str | None) -> Iterator["Database"]:
     with open_store(database_url) as database:
         upgrade(database)
         yield database
+
+
+def _warn_of_another_home(database_url: str | None) -> None:
+    from muonscope.cli.homes import other_home_line
+
+    if line := other_home_line(database_url):
+        print(line, file=sys.stderr)
 
 
 def _who() -> str:

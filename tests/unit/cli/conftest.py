@@ -1,11 +1,15 @@
 """The command run in this process against a fake service on a real port."""
 
+import os
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Protocol
 
 import httpx
@@ -13,6 +17,15 @@ import pytest
 
 from muonscope.cli.main import main
 from tests.unit.client.fake_service import FakeService
+
+LISTENS = """
+import socket
+with socket.create_server(("127.0.0.1", 0)) as listener:
+    print(listener.getsockname()[1], flush=True)
+    input()
+"""
+Start = Callable[..., str]
+"""Starts what listens, and is called with words, in a folder; returns its address."""
 
 
 @dataclass(frozen=True)
@@ -81,3 +94,23 @@ def no_service(monkeypatch: pytest.MonkeyPatch) -> None:
     """An address where nothing answers; no waiting between tries."""
     monkeypatch.setenv("MUONSCOPE_URL", "http://127.0.0.1:9")
     monkeypatch.setattr(time, "sleep", lambda _: None)
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start what listens, and is called with these words, in a folder; returns its address."""
+    with ExitStack() as started:
+
+        def begin(*words: str, home: str | None, cwd: Path) -> str:
+            environment = {name: value for name, value in os.environ.items() if name != "MUONSCOPE_HOME"}
+            environment |= {"MUONSCOPE_HOME": home} if home is not None else {}
+            process = started.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", LISTENS, *words],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=cwd,
+                )
+            )  # fmt: skip
+            assert process.stdout is not None
+            return f"http://127.0.0.1:{int(process.stdout.readline())}"
+
+        yield begin

@@ -1,45 +1,11 @@
 """Whose state a command looks at, and whose the service keeps that answers."""
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
-
-import pytest
 
 from muonscope.cli.findings import Level
 from muonscope.cli.homes import check_home, home_served_at
-
-LISTENS = """
-import socket
-with socket.create_server(("127.0.0.1", 0)) as listener:
-    print(listener.getsockname()[1], flush=True)
-    input()
-"""
-Start = Callable[..., str]
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    """Start what listens, and is called with these words, in a folder; returns its address."""
-    with ExitStack() as started:
-
-        def begin(*words: str, home: str | None, cwd: Path) -> str:
-            environment = {name: value for name, value in os.environ.items() if name != "MUONSCOPE_HOME"}
-            environment |= {"MUONSCOPE_HOME": home} if home is not None else {}
-            process = started.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-c", LISTENS, *words],
-                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=cwd,
-                )
-            )  # fmt: skip
-            assert process.stdout is not None
-            return f"http://127.0.0.1:{int(process.stdout.readline())}"
-
-        yield begin
+from tests.unit.cli.conftest import Start
 
 
 def test_a_service_on_another_home_is_told_with_what_to_set(start: Start, tmp_path: Path) -> None:

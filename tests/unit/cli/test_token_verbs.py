@@ -9,7 +9,7 @@ import typer
 
 from muonscope.cli.token_verbs import read_end
 from muonscope.client.settings import ClientSettings, request_headers
-from tests.unit.cli.conftest import RunCommand
+from tests.unit.cli.conftest import RunCommand, Start
 
 NOW = datetime(2026, 11, 29, tzinfo=UTC)
 
@@ -135,3 +135,51 @@ def test_up_beyond_loopback_without_a_token_says_how_to_make_one(command: RunCom
 
     assert result.code == 1
     assert "muonscope token create" in result.err
+
+
+def test_a_listing_makes_no_store_and_says_where_it_looked(command: RunCommand, home: Path) -> None:
+    listed, revoked = command("token", "ls"), command("token", "revoke", "ann")
+    as_json = command("token", "ls", "--json")
+
+    assert (listed.code, listed.out) == (0, "")
+    assert listed.err.startswith(f"no tokens: there is no store in {home} yet")
+    assert (as_json.code, json.loads(as_json.out)) == (0, [])
+    assert (revoked.code, f"there is no store in {home} yet" in revoked.err) == (1, True)
+    assert list(home.iterdir()) == []
+    # Counter-test: a store is listed, and one without tokens says that it has none.
+    database = f"sqlite:///{home}/other.db"
+    command("token", "create", "--name", "ann", "--scope", "read")
+    command("token", "create", "--name", "bob", "--scope", "read", "--database-url", database)
+    assert "ann" in command("token", "ls").out
+    assert "bob" in command("token", "ls", "--database-url", database).out
+
+
+def test_a_store_without_tokens_says_so(command: RunCommand, home: Path) -> None:
+    from service.store.migrate import upgrade
+    from service.store.session import Database
+
+    database = Database(f"sqlite:///{home}/muonscope.db")
+    upgrade(database)
+    database.dispose()
+
+    listed = command("token", "ls")
+
+    assert (listed.code, listed.out, listed.err) == (0, "", "no tokens yet: `muonscope token create` makes one\n")
+
+
+def test_a_token_for_another_store_than_the_running_services_is_warned_of(
+    command: RunCommand, start: Start, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUONSCOPE_URL", start("/bin/muonscope", "up", home="served", cwd=tmp_path))
+
+    listed, made = command("token", "ls"), command("token", "create", "--name", "ann", "--scope", "read")
+    monkeypatch.setenv("MUONSCOPE_HOME", str(tmp_path / "served"))
+    # Counter-test: of the service's own there is nothing to say.
+    own = command("token", "create", "--name", "ann", "--scope", "read")
+
+    for told in (listed, made):
+        (warning,) = (line for line in told.err.splitlines() if line.startswith("note: "))
+        assert f"keeps its state in {tmp_path}/served, not in {home}" in warning
+        assert f"export MUONSCOPE_HOME={tmp_path}/served" in warning
+    assert (made.code, made.out.startswith("msc_")) == (0, True)
+    assert "note:" not in own.err
