@@ -318,6 +318,29 @@ def test_a_run_that_failed_before_it_proved_anything_has_failed_in_the_matrix(si
     expect(outcome).to_have_text("failedconfiguration refused")
 
 
+def test_an_experiment_of_ones_own_shows_each_runs_loss_and_which_runs_were_stopped(
+    site: Site, open_page: Open
+) -> None:
+    body = {
+        "name": "rates",
+        "base": {"world_size": 2, "steps": 4},
+        "matrix": {"step_ordering": ["master", "ordered"], "optimizer.lr": [0.01, 0.02]},
+    }
+    made = site.client.post("/experiments", json=body).json()
+    *finished, stopped = made["runs"]
+    for run in finished:
+        site.worker(run["id"]).finish()
+    site.client.post(f"/runs/{stopped['id']}/stop").raise_for_status()
+    page = open_page(f"/ui/experiments/{made['id']}").page
+    table = page.get_by_role("region", name="Results")
+
+    expect(table.get_by_role("columnheader", name="Last loss")).to_be_visible()
+    loss = site.client.get(f"/runs/{finished[0]['id']}").json()["summary"]["last_loss"]
+    expect(table.locator("tbody tr").first.locator("td").last).to_contain_text(f"{loss:.3f}"[:4])
+    expect(page.get_by_text("and 1 was stopped")).to_be_visible()
+    expect(open_page("/ui/experiments").page.get_by_role("link", name="rates")).to_contain_text("1 stopped")
+
+
 def test_many_orderings_have_a_row_each_and_are_compared_together(site: Site, open_page: Open) -> None:
     orderings = ["master", "per_tensor", "ordered"]
     body = {
@@ -337,7 +360,7 @@ def test_many_orderings_have_a_row_each_and_are_compared_together(site: Site, op
     expect(rows.nth(2)).to_contain_text("ordered")
     for row in range(3):
         expect(rows.nth(row)).to_have_class("selected")
-    rows.nth(4).click()
+    rows.nth(4).locator("td").last.click()
     expect(rows.nth(3)).to_have_class("selected new-group")
     expect(rows.nth(0)).not_to_have_class("selected")
     page.keyboard.press("c")

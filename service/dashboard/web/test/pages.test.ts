@@ -198,7 +198,7 @@ test("a matrix has a row a combination, a column an ordering, and says which cel
   assert.deepEqual(matrix.fields, ["zero_stage"]);
   assert.deepEqual(matrix.rows.map(({ cells }) => cells.map((cell) => cell?.run.id ?? null)), [["a", "b"], [null, "c"]]);
   assert.equal(matrix.rows[0]?.cells[0]?.published?.matches, true);
-  assert.deepEqual(tally(made)[0], { ordering: "master", died: 1, trained: 0, ended: 1, total: 1 });
+  assert.deepEqual(tally(made)[0], { ordering: "master", died: 1, trained: 0, stopped: 0, ended: 1, total: 1 });
 });
 
 const ATTEMPT = { phases: { first_step: 100 }, first_step: 0 } as unknown as Attempt;

@@ -90,7 +90,7 @@ function Lead({ tallies, experiment }: { tallies: Tally[]; experiment: Experimen
   const matching = checks.filter((check) => check.matches).length;
   return (
     <p className="lead">
-      {tallies.map(({ ordering, died, trained, total }) => (
+      {tallies.map(({ ordering, died, trained, stopped, total }) => (
         <span key={ordering}>
           With <b>{ordering}</b>,{" "}
           {died > 0 && (
@@ -104,7 +104,8 @@ function Lead({ tallies, experiment }: { tallies: Tally[]; experiment: Experimen
           <b>
             {trained} of {total}
           </b>{" "}
-          {trained === 1 ? "trains" : "train"}.{" "}
+          {trained === 1 ? "trains" : "train"}
+          {stopped > 0 && `, and ${stopped} ${stopped === 1 ? "was" : "were"} stopped`}.{" "}
         </span>
       ))}
       {ended < experiment.runs.length && <span className="ink-2">{plural(experiment.runs.length - ended, "run")} to go. </span>}

@@ -100,9 +100,9 @@ function ExperimentRow({ experiment }: { experiment: Experiment }) {
       {experiment.builtin !== null && experiment.builtin !== experiment.name && <code className="ink-3">{experiment.builtin}</code>}
       <span className="grow" />
       <span className="row ink-2 num">
-        {tally(experiment).map(({ ordering, trained, total: of }) => (
+        {tally(experiment).map(({ ordering, trained, stopped, total: of }) => (
           <span key={ordering} className="ordering">
-            <OrderingGlyph ordering={ordering} /> {ordering} {trained}/{of} train
+            <OrderingGlyph ordering={ordering} /> {ordering} {trained}/{of} train{stopped > 0 && `, ${stopped} stopped`}
           </span>
         ))}
       </span>

@@ -13,7 +13,7 @@ export interface TableProps {
   onSelect: (key: string) => void;
 }
 
-/** More orderings than this do not fit beside each other: each run has a row of its own then. */
+/** More orderings than this do not fit beside each other. */
 const MOST_BESIDE = 2;
 
 /** How many rows from `index` on share their first value: the first field is shown once for them. */
@@ -26,7 +26,9 @@ function spanOf(rows: readonly MatrixRow[], index: number): number {
 }
 
 export function MatrixTable(props: TableProps) {
-  return props.matrix.orderings.length > MOST_BESIDE ? <RunsTable {...props} /> : <PairsTable {...props} />;
+  // One's own question may be any figure's, the loss above all; a built-in one's is in what its known figures have.
+  const isRowARun = props.matrix.isOwn || props.matrix.orderings.length > MOST_BESIDE;
+  return isRowARun ? <RunsTable {...props} /> : <PairsTable {...props} />;
 }
 
 function PairsTable({ matrix, selected, onSelect }: TableProps) {

@@ -1,12 +1,12 @@
-/** An experiment with many orderings: one row a run, those that differ in their ordering alone below each other. */
+/** An experiment of many orderings, or of one's own: a row a run, those that differ in their ordering alone below each other. */
 
 import { FinalScale, OrderingMark, Scalar, SpecValue } from "../../components/marks.tsx";
-import { formatInteger, formatScalar, toNumber } from "../../format/number.ts";
+import { formatInteger, formatLoss, formatScalar, toNumber } from "../../format/number.ts";
 import { fieldLabel, type MatrixCell, type MatrixRow } from "./matrix.ts";
 import type { TableProps } from "./MatrixTable.tsx";
 import { ResultCells } from "./ResultCells.tsx";
 
-const RESULTS = ["Moved", "Momentum", "Outcome", "Overflows", "Scale at end", "Weight motion"];
+const RESULTS = ["Moved", "Momentum", "Outcome", "Overflows", "Scale at end", "Weight motion", "Last loss"];
 
 export function RunsTable({ matrix, selected, onSelect }: TableProps) {
   return (
@@ -89,6 +89,9 @@ function Figures({ cell }: { cell: MatrixCell }) {
       </td>
       <td>
         <Scalar value={toNumber(summary?.max_weight_motion)} format={(value) => formatScalar(value, 4)} />
+      </td>
+      <td>
+        <Scalar value={toNumber(summary?.last_loss)} format={formatLoss} />
       </td>
     </>
   );

@@ -27,6 +27,8 @@ export interface Matrix {
   fields: string[];
   orderings: string[];
   rows: MatrixRow[];
+  /** Whether somebody has put it together, and not taken one that is built in. */
+  isOwn: boolean;
   /** What the checks hold the runs against, in words. */
   known: string;
 }
@@ -61,7 +63,8 @@ export function buildMatrix(experiment: Experiment): Matrix {
     row.cells[column] = { run, published: checks.get(run.id) ?? null };
     rows.set(key, row);
   }
-  return { fields, orderings, rows: [...rows.values()], known: knownFigures(table) };
+  const isOwn = experiment.builtin === null;
+  return { fields, orderings, rows: [...rows.values()], isOwn, known: knownFigures(table) };
 }
 
 const SHORT: Record<string, string> = {
@@ -81,11 +84,12 @@ export interface Tally {
   ordering: string;
   died: number;
   trained: number;
+  stopped: number;
   ended: number;
   total: number;
 }
 
-/** How many runs of each ordering ended, and with which verdict. */
+/** How many runs of each ordering ended, and how. */
 export function tally(experiment: Experiment): Tally[] {
   const { orderings } = buildMatrix(experiment);
   return orderings.map((ordering) => {
@@ -94,6 +98,7 @@ export function tally(experiment: Experiment): Tally[] {
       ordering,
       died: runs.filter((run) => run.verdict?.name === "dies").length,
       trained: runs.filter((run) => run.verdict?.name === "trains").length,
+      stopped: runs.filter((run) => run.status === "stopped").length,
       ended: runs.filter((run) => run.finished_at !== null).length,
       total: runs.length,
     };

@@ -91,7 +91,7 @@ function Figures({ run }: { run: Run }) {
     <dl className="figures">
       <Figure label="Overflows">{formatInteger(summary.overflows)}</Figure>
       <Figure label="Discarded">{formatInteger(summary.discarded)}</Figure>
-      <Figure label="Scale">
+      <Figure label={run.finished_at === null ? "Scale" : "Scale at end"}>
         <FinalScale run={run} />
       </Figure>
       <Figure label="Loss">
