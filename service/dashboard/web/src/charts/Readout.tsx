@@ -23,7 +23,7 @@ interface Props {
 
 const ROWS: readonly (readonly [string, Field, (value: number) => string])[] = [
   ["Loss", "loss", formatLoss],
-  ["Scale before", "loss_scale_before", formatScalar],
+  ["Loss scale", "loss_scale_before", formatScalar],
   ["Gradient norm", "grad_norm", formatScalar],
   ["Update norm", "update_norm", formatScalar],
   ["Momentum norm", "momentum_norm", formatScalar],
