@@ -13,6 +13,11 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 CommaSeparated = Annotated[tuple[str, ...], NoDecode]
 
 
+def sqlite_url(path: Path) -> str:
+    """Return the database URL of a SQLite file, whatever characters its path has."""
+    return f"sqlite:///{quote(str(path), safe=' +/')}"
+
+
 def is_loopback(host: str) -> bool:
     """Whether an address to listen on is this machine's alone; a name counts only where it is `localhost`."""
     try:
@@ -221,7 +226,7 @@ class Settings(BaseSettings):
     @property
     def database_address(self) -> str:
         """The database's URL as it was given: it stays when the password in its file is replaced."""
-        return self.database_url or f"sqlite:///{self.home / 'muonscope.db'}"
+        return self.database_url or sqlite_url(self.home / "muonscope.db")
 
     @property
     def effective_database_url(self) -> str:

@@ -105,7 +105,14 @@ class RankProcess:
         if len(answer) < WORD.size:
             return "its process is gone, and so is the fork server that knew why"
         code = os.waitstatus_to_exitcode(WORD.unpack(answer)[0])
-        return f"its process was killed by {signal.Signals(-code).name}" if code < 0 else f"its process exited ({code})"
+        return f"its process was killed by {_signal_name(-code)}" if code < 0 else f"its process exited ({code})"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal has none
+        return f"signal {number}"
 
 
 def fork_rank() -> RankProcess:

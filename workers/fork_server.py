@@ -128,7 +128,12 @@ class ForkServer:
                     return
 
     def _accept(self) -> None:
-        client, _ = self._listener.accept()
+        try:
+            client, _ = self._listener.accept()
+        except OSError as error:
+            # Its client is gone, or this process has no descriptor left: the ranks that live go on.
+            logger.warning("no rank was started: %s", error, extra={"action": "request_refused"})
+            return
         client.settimeout(REQUEST_TIMEOUT_S)
         descriptors: list[int] = []
         try:

@@ -32,13 +32,19 @@ def refill(node_ids: Iterable[str]) -> None:
     """
     if os.environ.get(PRELOAD_VARIABLE) != PRELOAD_MODULE:
         return
+    try:
+        _refill(Counter(node_ids))
+    except Exception as error:
+        logger.info("no idle workers started: %s", error, extra={"action": "refill_failed"})
+
+
+def _refill(wanted: Counter[str]) -> None:
     import ray
     from ray._private.grpc_utils import init_grpc_channel
     from ray.core.generated.common_pb2 import PYTHON
     from ray.core.generated.node_manager_pb2 import PrestartWorkersRequest
     from ray.core.generated.node_manager_pb2_grpc import NodeManagerServiceStub
 
-    wanted = Counter(node_ids)
     for node in ray.nodes():
         if not wanted[node["NodeID"]]:
             continue
@@ -48,7 +54,5 @@ def refill(node_ids: Iterable[str]) -> None:
         )
         try:
             NodeManagerServiceStub(channel).PrestartWorkers(request, timeout=REQUEST_TIMEOUT_S)
-        except Exception as error:
-            logger.info("no idle workers started: %s", error, extra={"action": "refill_failed"})
         finally:
             channel.close()

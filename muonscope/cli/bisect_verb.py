@@ -120,7 +120,7 @@ class Trials:
                 self._screen.progress("stopped")
                 raise typer.Exit(exit_codes.STOPPED)
             if failure is not None and failure.kind.is_infrastructure:
-                raise ReleaseNotTried(version, run.id, f"{failure.kind}: {failure.message.splitlines()[0]}")
+                raise ReleaseNotTried(version, run.id, f"{failure.kind}: {_first_line(failure.message)}")
         return finished
 
     def _keep(self, version: str, experiment: "Experiment") -> "Answer":
@@ -164,7 +164,12 @@ def _failure(run: "Run") -> str | None:
     """Say how a run failed that no verdict explains: a release that raises an error is an answer too."""
     if exit_codes.exit_code(run) != exit_codes.FAILURE or run.failure is None:
         return None
-    return f"fails: {run.failure.message.splitlines()[0]}"
+    return f"fails: {_first_line(run.failure.message)}"
+
+
+def _first_line(message: str) -> str:
+    # An error without a word has no lines at all.
+    return message.partition("\n")[0]
 
 
 def _range(text: str) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from muonscope.contract.recordings import RECORD_BATCH_STEPS, RunRecord
 from muonscope.contract.run_spec import RunSpec
 from muonscope.contract.status import AttemptStatus, FailureKind, RunStatus
 from muonscope.contract.telemetry import encode_batch, encode_record
+from service.settings import sqlite_url
 from service.store import migrate
 from service.store.models import Parameter, Run
 from service.store.parameters import ParameterRepository
@@ -53,7 +54,7 @@ def read_records(path: Path, tell: Callable[[str], None]) -> Iterator[RunRecord]
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Database]:
-    database = Database(f"sqlite:///{path}")
+    database = Database(sqlite_url(path))
     try:
         yield database
     finally:

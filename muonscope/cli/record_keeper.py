@@ -17,6 +17,7 @@ from muonscope.contract.telemetry import decode_batch
 from service.conclusion import accept_outcome
 from service.controller.transitions import LEGAL
 from service.recordings import begin_recording
+from service.settings import sqlite_url
 from service.store import migrate
 from service.store.attempts import AttemptRepository
 from service.store.session import Database
@@ -35,7 +36,7 @@ class RecordFile:
 
     def __init__(self, path: Path) -> None:
         """Open the file, made where there is none."""
-        self._database = Database(f"sqlite:///{path}")
+        self._database = Database(sqlite_url(path))
         migrate.upgrade(self._database)
         self._attempt_id = ""
 

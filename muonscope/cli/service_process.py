@@ -107,13 +107,15 @@ def standalone_service(record: Path, screen: Screen, *, task: str | None = None)
         task: a `module:function` of the user's: who types the command may run it, and its module is found where the
             command is typed.
     """
+    from service.settings import sqlite_url
+
     # A short path: Ray's sockets lie below it.
     with tempfile.TemporaryDirectory(prefix="muonscope-") as folder:
         home, port = Path(folder), _free_port()
         screen.progress(f"training without a service, on this machine, into {record}")
         screen.progress("waiting for Ray to start")
         record.parent.mkdir(parents=True, exist_ok=True)
-        settings = {"MUONSCOPE_DATABASE_URL": f"sqlite:///{record}", **_own_code(task)}
+        settings = {"MUONSCOPE_DATABASE_URL": sqlite_url(record), **_own_code(task)}
         try:
             with _child_service(home, port, settings, without=_OF_ANOTHER_SERVICE, token="") as started:
                 yield started

@@ -122,6 +122,14 @@ def test_a_release_that_raises_is_an_answer_too(command: RunCommand, service: Fa
     assert "Traceback" not in result.out
 
 
+def test_a_release_that_raises_without_a_word_is_an_answer_too(command: RunCommand, service: FakeService) -> None:
+    answers(service, lambda version: failed("task_error", "") if version == "0.18.9" else TRAINED)
+
+    result = command("bisect", "-e", "thirty-step", "-r", "0.18.9..0.19.2", "--by", "verdict")
+
+    assert (result.code, "changed in 0.19.0" in result.out) == (0, True), result.err
+
+
 def test_an_errors_long_sentence_is_cut_in_the_table_and_whole_as_json(
     command: RunCommand, service: FakeService
 ) -> None:

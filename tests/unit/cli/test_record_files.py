@@ -54,3 +54,15 @@ def test_a_record_file_without_a_run_that_has_ended_is_said_to_hold_none(
     assert none.err.startswith(f"muonscope: {tmp_path}/empty.db: holds no run\n  remedy: give the file that ")
     assert "(mine) is running: not imported" in going.err
     assert "has no run that has ended\n  remedy: let its run end" in going.err
+
+
+def test_a_record_files_name_may_hold_any_character(command: RunCommand, service: FakeService, tmp_path: Path) -> None:
+    file = tmp_path / "lr=0.02?, 50 %41 #1.db"
+    record = RecordFile(file)
+    record.begin(RunSpec(name="mine", task=ExternalTask()))
+    record.close()
+
+    going = command("import", str(file))
+
+    assert list(tmp_path.iterdir()) == [file]
+    assert "(mine) is running: not imported" in going.err

@@ -116,6 +116,12 @@ def test_the_client_hears_how_a_rank_ended(rank: RankProcess) -> None:
     assert rank.wait(10) == "its process was killed by SIGKILL"
 
 
+def test_a_signal_without_a_name_is_told_by_its_number(rank: RankProcess) -> None:
+    os.kill(rank.pid, signal.SIGRTMIN + 1)
+
+    assert rank.wait(10) == f"its process was killed by signal {signal.SIGRTMIN + 1}"
+
+
 def test_a_rank_that_lives_has_no_end_to_tell(rank: RankProcess) -> None:
     assert "unknown" in rank.wait(0.05)
 
