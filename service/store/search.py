@@ -2,6 +2,7 @@
 
 tiny gpt                      both words occur in the run's name, as literal text, in any case
 name~gpt                      the same, said with the field
+kq3hwz7mabcd                  what can be a run's id finds that run as well
 status:failed,stopped         one of these
 ordering:master stage:2       all conditions must hold
 scale:>=2^16 steps:<100       compare numbers; 2^16 is 65536
@@ -23,6 +24,8 @@ from service.store.types import lowered, storable_text
 
 MAX_QUERY_LENGTH: Final = 1000
 _LARGEST: Final = 2.0**62
+# As `runs.new_uid` makes them. A name may hold such a word as well.
+_AN_ID: Final = re.compile(r"[a-z2-7]{12}")
 
 _WORDS: Final[dict[str, tuple[Any, type[StrEnum]]]] = {
     "status": (Run.status, RunStatus),
@@ -92,6 +95,8 @@ def _tokens(query: str) -> list[str]:
 
 def _condition(token: str) -> ColumnElement[bool]:
     matched = re.fullmatch(r"([a-z_]+)([:~])(.*)", token, re.DOTALL)
+    if matched is None and _AN_ID.fullmatch(token):
+        return or_(_TEXTS["name"](token), _TEXTS["id"](token))
     if matched is None:
         return _TEXTS["name"](token)
     field, _, value = matched.groups()

@@ -201,6 +201,17 @@ def test_the_search_finds_what_it_says(database: Database) -> None:
     assert {query: set(_names(database, q=query)) for query, _ in SEARCHES} == dict(SEARCHES)
 
 
+def test_an_id_as_a_word_finds_its_run_and_what_is_called_so(database: Database) -> None:
+    _searchable(database)
+    uid = queue_run(database, spec(name="found"))
+    queue_run(database, spec(name=f"clone of {uid}"))
+
+    assert set(_names(database, q=uid)) == {"found", f"clone of {uid}"}
+    assert set(_names(database, q=f"{uid} stage:1 clone")) == {f"clone of {uid}"}
+    # Counter-test: less than an id is text of a name alone.
+    assert set(_names(database, q=uid[:-1])) == {f"clone of {uid}"}
+
+
 @pytest.mark.parametrize(
     ("query", "remedy"),
     [
