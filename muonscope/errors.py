@@ -31,10 +31,10 @@ class MuonscopeError(Exception):
 class ServiceUnreachable(MuonscopeError):
     """Nothing answers at `url`, or not in time."""
 
-    def __init__(self, url: str, reason: str) -> None:
+    def __init__(self, url: str, reason: str, *, remedy: str | None = None) -> None:
         super().__init__(
             f"no service answers at {url} ({reason})",
-            remedy="start one with `muonscope up`, or set MUONSCOPE_URL to where it runs",
+            remedy=remedy or "start one with `muonscope up`, or set MUONSCOPE_URL to where it runs",
         )
         self.url = url
         self.reason = reason

@@ -113,6 +113,7 @@ def _print_error(error: "MuonscopeError", *, as_json: bool) -> None:
     print(f"muonscope: {visible(str(error))}", file=sys.stderr)
     if field:
         print(f"  field:  {visible(str(field))}", file=sys.stderr)
+    if field and value is not None:
         print(f"  value:  {visible(json.dumps(value, ensure_ascii=False))[:200]}", file=sys.stderr)
     if error.remedy:
         print(f"  remedy: {visible(_by_verbs(error.remedy))}", file=sys.stderr)

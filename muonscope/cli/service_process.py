@@ -160,10 +160,11 @@ def find_answering_leader(settings: "Settings") -> str | None:
     from service.store.leadership import find_leader
 
     leader_url = find_leader(settings.effective_database_url)
-    return leader_url if leader_url is not None and _answers(leader_url) else None
+    return leader_url if leader_url is not None and answers(leader_url) else None
 
 
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
+    """Whether a Muonscope answers there."""
     try:
         with Client(url, retries=0) as client:
             client.health()
@@ -222,7 +223,7 @@ def _wait_until_ready(client: Client, process: "subprocess.Popen[bytes]", log: P
             reason = str(error)
             stands_by = _STANDS_BY.search(reason)
             # A leader that is gone is waited for: its lease runs out, and the started service takes over.
-            if stands_by is not None and _answers(stands_by[1]):
+            if stands_by is not None and answers(stands_by[1]):
                 raise _StandsBy(stands_by[1]) from None
             time.sleep(_POLL_S)
         else:

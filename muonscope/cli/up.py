@@ -22,7 +22,9 @@ Host = Annotated[str | None, typer.Option(help="Address to listen on. [default: 
 Port = Annotated[int | None, typer.Option(help="Port; 0 takes a free one. [default: 8800]", show_default=False)]
 Gpus = Annotated[
     int | None,
-    typer.Option(help="GPUs of the local Ray. [default: the real ones, else 4 logical ones]", show_default=False),
+    typer.Option(
+        help="GPUs of the local Ray. [default: the real ones, else 4 logical ones]", min=0, max=4096, show_default=False
+    ),
 ]
 DatabaseUrl = Annotated[
     str | None,
@@ -61,6 +63,8 @@ def up(
 
     What is not given is taken from MUONSCOPE_… in the environment.
     """
+    if port is not None and not 0 <= port <= 65535:
+        raise typer.BadParameter(f"{port} is no port; give 0 to 65535", param_hint="--port")
     given = {"host": host, "port": port, "gpus": gpus, "database_url": database_url, "ray_address": ray_address}
     given |= {"require_token": require_token}
     announce = _announce_as_json if as_json else _announce
@@ -94,12 +98,17 @@ def _up(given: dict[str, Any], announce: Callable[[str], None], *, drain: bool) 
 
 def _address_in_use(error: OSError, settings: "Settings") -> ServiceStartFailed:
     """Tell whoever starts the service a second time from one whose port another program holds."""
-    from muonscope.cli.service_process import find_answering_leader
+    from muonscope.cli.service_process import answers, find_answering_leader
 
     reason, url = str(error.strerror), settings.effective_advertise_url
     if find_answering_leader(settings) == url:
         reason = f"{reason}; {settings.home} is served already at {url}"
         return ServiceStartFailed(reason, remedy="use that service as it is, or end it before you start it anew")
+    if answers(url):
+        return ServiceStartFailed(
+            f"{reason}; a Muonscope whose state is elsewhere answers there",
+            remedy=f"use that one (export MUONSCOPE_URL={url}), end it, or give another --port",
+        )
     return ServiceStartFailed(reason, remedy="end the port's holder, or give another --port")
 
 

@@ -50,7 +50,10 @@ def checked_url(url: str) -> str:
     except httpx.InvalidURL as error:
         raise ServiceUnreachable(url, f"not an address: {error}") from None
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ServiceUnreachable(url, "not an address: it has to begin with http:// or https://")
+        meant = f"http://{url}" if url and "://" not in url else "an address such as http://127.0.0.1:8800"
+        raise ServiceUnreachable(
+            url, "not an address: it has to begin with http:// or https://", remedy=f"write {meant}"
+        )
     return url.rstrip("/")
 
 

@@ -220,15 +220,26 @@ def _deepspeed_combinations(spec: "RunSpec") -> str | None:
 def _faults(spec: "RunSpec") -> str | None:
     for index, fault in enumerate(spec.faults):
         if fault.rank >= spec.world_size:
-            return f"faults[{index}].rank={fault.rank} does not exist at world_size={spec.world_size}"
+            return (
+                f"faults[{index}].rank={fault.rank} does not exist at world_size={spec.world_size}; "
+                f"use {_below(spec.world_size)}"
+            )
         if fault.step >= spec.steps:
-            return f"faults[{index}].step={fault.step} is never reached: steps={spec.steps} begin at 0"
+            return (
+                f"faults[{index}].step={fault.step} is never reached: steps={spec.steps} begin at 0; "
+                f"use {_below(spec.steps)}"
+            )
         if fault.micro_batch >= spec.gradient_accumulation_steps:
             return (
                 f"faults[{index}].micro_batch={fault.micro_batch} does not exist at "
-                f"gradient_accumulation_steps={spec.gradient_accumulation_steps}"
+                f"gradient_accumulation_steps={spec.gradient_accumulation_steps}; "
+                f"use {_below(spec.gradient_accumulation_steps)}"
             )
     return None
+
+
+def _below(count: int) -> str:
+    return f"0 to {count - 1}" if count > 1 else "0"
 
 
 def _part(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:

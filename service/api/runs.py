@@ -263,7 +263,7 @@ def check_runnable(spec: RunSpec, settings: Settings, controller: Controller) ->
         raise InvalidInput(
             f"the task {name} is not allowed here", field="task.name", value=name,
             remedy=f"use one of {', '.join((*BUILT_IN_TASKS, *settings.allow_tasks))}, "
-            "or add it to MUONSCOPE_ALLOW_TASKS",
+            "or name it in MUONSCOPE_ALLOW_TASKS where the service starts, and start that anew",
         )  # fmt: skip
     _check_size(spec, settings, controller)
 

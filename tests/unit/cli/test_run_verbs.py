@@ -604,3 +604,18 @@ def test_alone_a_spec_that_no_service_takes_is_refused_before_one_is_started(
     assert "steps" in refused.err.splitlines()[3]
     assert "waiting for Ray" in good.err
     assert "muonscope import" not in good.err
+
+
+def test_an_address_without_its_scheme_is_answered_with_the_whole_one(command: RunCommand) -> None:
+    assert "remedy: write http://127.0.0.1:8800\n" in command("ls", "--url", "127.0.0.1:8800").err
+    # Counter-test: with another scheme before it that would be none.
+    assert "remedy: write an address such as http://" in command("ls", "--url", "ftp://127.0.0.1").err
+
+
+def test_a_refusal_of_what_has_no_value_shows_none(command: RunCommand, service: FakeService) -> None:
+    members = {"field": "Authorization", "value": None, "remedy": "use a token of the scope submit"}
+    service.answers["POST", "/runs/r1/stop"] = problem(403, "the token ann has the scope read", **members)
+
+    refused = command("stop", "r1")
+
+    assert "  field:  Authorization\n  remedy: use a token" in refused.err

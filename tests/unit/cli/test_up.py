@@ -36,11 +36,20 @@ def test_as_json_the_addresses_are_one_line(capsys: pytest.CaptureFixture[str]) 
     assert json.loads(line) == {"url": "http://127.0.0.1:8801", "dashboard": "http://127.0.0.1:8801/ui/"}
 
 
-@pytest.mark.parametrize("is_ours", [True, False])
-def test_a_second_start_on_a_home_is_told_from_a_port_that_another_program_holds(
-    is_ours: bool, command: RunCommand, service: FakeService
+@pytest.mark.parametrize(
+    ("is_ours", "answers", "told"),
+    [
+        (True, True, "{home} is served already at {url}"),
+        (False, True, "a Muonscope whose state is elsewhere answers there"),
+        (False, False, "remedy: end the port's holder, or give another --port"),
+    ],
+    ids=["this home's", "another Muonscope", "another program"],
+)
+def test_a_start_on_a_port_that_is_taken_says_by_whom(
+    is_ours: bool, answers: bool, told: str, command: RunCommand, service: FakeService
 ) -> None:
-    service.answers["GET", "/healthz"] = httpx.Response(200, json={"status": "alive"})
+    page = httpx.Response(200, text="<html>") if not answers else httpx.Response(200, json={"status": "alive"})
+    service.answers["GET", "/healthz"] = page
     url, home = os.environ["MUONSCOPE_URL"], Path(os.environ["MUONSCOPE_HOME"])
     home.mkdir(parents=True)
     database = Database(f"sqlite:///{home / 'muonscope.db'}")
@@ -54,5 +63,13 @@ def test_a_second_start_on_a_home_is_told_from_a_port_that_another_program_holds
     second = command("up", "--port", str(httpx.URL(url).port))
 
     assert second.code == 1
-    assert (f"{home} is served already at {url}" in second.err) is is_ours
+    assert told.format(home=home, url=url) in second.err
     assert ("give another --port" in second.err) is not is_ours
+    assert (f"export MUONSCOPE_URL={url}" in second.err) is (answers and not is_ours)
+
+
+def test_a_port_that_there_is_not_is_told_by_the_name_of_its_option(command: RunCommand) -> None:
+    refused = command("up", "--port", "99999")
+
+    assert refused.code == 2
+    assert "--port: 99999 is no port; give 0 to 65535" in refused.err

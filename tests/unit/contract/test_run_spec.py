@@ -55,9 +55,9 @@ def test_a_spec_survives_json() -> None:
         ({"ds_config": {"zero_optimization": 5}}, "ds_config.zero_optimization=5 is not an object"),
         ({"ds_config": {"zero_optimization": None}}, "ds_config.zero_optimization=None is not an object"),
         ({"ds_config": {"a": 10**30}}, "does not fit in 64 bits"),
-        ({"faults": [{"kind": "inf", "step": 0, "rank": 1}]}, "faults[0].rank=1 does not exist at world_size=1"),
+        ({"faults": [{"kind": "inf", "step": 0, "rank": 1}]}, "faults[0].rank=1 does not exist at world_size=1; use 0"),
         ({"faults": [{"kind": "inf", "step": 0, "micro_batch": 1}]}, "faults[0].micro_batch=1 does not exist"),
-        ({"steps": 4, "faults": [{"kind": "inf", "step": 4}]}, "faults[0].step=4 is never reached: steps=4 begin at 0"),
+        ({"steps": 4, "faults": [{"kind": "inf", "step": 4}]}, "steps=4 begin at 0; use 0 to 3"),
         ({"loss_scale": {"static": 8}, "precision": "bf16"}, "needs precision=fp16"),
     ],
 )
