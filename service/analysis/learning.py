@@ -12,11 +12,13 @@ _SHARE_OF_LAST: Final = 0.1
 
 
 def learned(columns: StepColumns) -> dict[str, Any]:
-    """Sum up one run's losses: the last, the lowest with its step, and the mean over the last applied steps."""
+    """Sum up one run's losses: the last, and of applied steps the lowest with its step and the mean over the last."""
     losses = columns.values["loss"]
     measured, finite = columns.measured["loss"], np.isfinite(losses)
     at = np.flatnonzero(measured)
     applied = np.flatnonzero(measured & ~columns.discarded)
+    # A discarded step's loss may be low by what is not finite any more, and nothing was learned from it.
+    finite = finite & measured & ~columns.discarded
     lowest = np.flatnonzero(finite)[np.argmin(losses[finite])] if finite.any() else None
     last = applied[-max(1, round(len(applied) * _SHARE_OF_LAST)) :]
     # Of infinities, or of what adds up to one, the mean is what arithmetic makes of it, and no warning.

@@ -61,7 +61,7 @@ class ClippingsOut(Out):
 class LearnedOut(Out):
     last: Measurement
     lowest: float | None
-    """Of the finite ones."""
+    """Of the finite ones of applied steps."""
     lowest_step: int | None
     mean_of_last: Measurement
     """Over the last tenth of the applied steps."""

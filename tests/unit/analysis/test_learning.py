@@ -94,3 +94,14 @@ def test_a_comparison_says_which_run_learned_better() -> None:
         "lower": {"side": "b", "from_step": 1, "until_step": 1},
         "caveat": None,
     }
+
+
+def test_the_lowest_loss_is_an_applied_steps() -> None:
+    losses = [3.0, 0.5, 2.0]
+
+    found = learned(columns(3, loss=losses, discarded=[1]))
+
+    assert (found["lowest"], found["lowest_step"]) == (2.0, 2)
+    # Counter-test: applied, the same step is the lowest; and where none was applied there is none.
+    assert learned(columns(3, loss=losses))["lowest_step"] == 1
+    assert learned(columns(3, loss=losses, discarded=[0, 1, 2]))["lowest"] is None

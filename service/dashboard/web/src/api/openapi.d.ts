@@ -1858,7 +1858,7 @@ export interface components {
             last: number | ("NaN" | "Infinity" | "-Infinity") | null;
             /**
              * Lowest
-             * @description Of the finite ones.
+             * @description Of the finite ones of applied steps.
              */
             lowest: number | null;
             /** Lowest Step */
