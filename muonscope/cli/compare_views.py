@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from muonscope.cli.screen import NOT_MEASURED, number
+from muonscope.cli.screen import NOT_MEASURED, counted, number
 from muonscope.contract.numbers import apart
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def figure_rows(comparison: "Comparison") -> list[list[str]]:
     a, b = comparison.learning.a, comparison.learning.b
     lowest, means = _pair(a.lowest, b.lowest), _pair(a.mean_of_last, b.mean_of_last)
     at = [f" at step {side.lowest_step}" if side.lowest_step is not None else "" for side in (a, b)]
-    over = [f" over {side.mean_of_last_steps} steps" if side.mean_of_last_steps else "" for side in (a, b)]
+    over = [f" over {counted(side.mean_of_last_steps, 'step')}" if side.mean_of_last_steps else "" for side in (a, b)]
     place = next(index for index, row in enumerate(rows) if row[0] == "last loss") + 1
     rows[place:place] = [
         ["lowest loss", *(text + step for text, step in zip(lowest, at, strict=True))],

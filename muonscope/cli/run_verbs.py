@@ -101,7 +101,7 @@ def run(
         # Whoever reads it in a job's log asks for the run by its id.
         screen.progress(f"run {queued.id}")
         told = nullcontext() if file is None else _record_told(file, screen)
-        with told, _stopped_on_interrupt(client, queued, wait_s=_STOP_WAIT_S if standalone else 0.0):
+        with told, _stopped_on_interrupt(client, queued):
             _follow(client, queued, screen)
 
 
@@ -174,7 +174,7 @@ def show(
         (run_views.ATTEMPT_COLUMNS, run_views.attempt_rows(shown)),
         (run_views.RANK_COLUMNS, run_views.rank_rows(shown) if with_ranks else []),
         (run_views.PARAMETER_COLUMNS, run_views.parameter_rows(parameters)),
-        (run_views.STEP_COLUMNS, run_views.step_rows(last)),
+        run_views.step_table(shown, last),
     )
     for columns, rows in tables:
         if rows:
@@ -337,8 +337,8 @@ def _json_lines(steps: Iterator["Step"]) -> Iterator[str]:
 
 
 @contextmanager
-def _stopped_on_interrupt(client: "Client", run: "Run", *, wait_s: float) -> Iterator[None]:
-    """Stop the run when this process is told to end, and wait until it has ended where its service ends with it."""
+def _stopped_on_interrupt(client: "Client", run: "Run") -> Iterator[None]:
+    """Stop the run when this process is told to end, and say when it has: told so again, it ends at once."""
     from muonscope.errors import Conflict
 
     try:
@@ -347,13 +347,22 @@ def _stopped_on_interrupt(client: "Client", run: "Run", *, wait_s: float) -> Ite
     except KeyboardInterrupt:
         try:
             client.runs.stop(run.id)
-            print(f"\nstopping {run.id}", file=sys.stderr)
         except Conflict as ended:
             print(f"\n{ended}", file=sys.stderr)
-        deadline = time.monotonic() + wait_s
-        while time.monotonic() < deadline and not client.runs.get(run.id).is_finished:
-            time.sleep(0.2)
+            raise typer.Exit(exit_codes.STOPPED) from None
+        print(f"\nstopping {run.id}", file=sys.stderr)
+        _await_end(client, run.id)
         raise typer.Exit(exit_codes.STOPPED) from None
+
+
+def _await_end(client: "Client", run_id: str) -> None:
+    deadline = time.monotonic() + _STOP_WAIT_S
+    while not (latest := client.runs.get(run_id)).is_finished:
+        if time.monotonic() > deadline:
+            print(f"{run_id} is still stopping; `muonscope watch {run_id}` says when it has ended", file=sys.stderr)
+            return
+        time.sleep(0.2)
+    print(f"{run_id} is {latest.status}", file=sys.stderr)
 
 
 def _follow(client: "Client", run: "Run", screen: Screen) -> None:
@@ -362,7 +371,8 @@ def _follow(client: "Client", run: "Run", screen: Screen) -> None:
     from muonscope.cli.run_views import last_frames, outcome_line
 
     finished = run
-    with follow_runs([run], screen) as progress:
+    # What it failed of is the outcome's to say.
+    with follow_runs([run], screen, tells_faults=False) as progress:
         for finished in client.runs.watch(run.id):
             progress.update([finished])
     if screen.as_json:

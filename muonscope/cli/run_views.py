@@ -1,12 +1,12 @@
 """How runs, steps and comparisons look in a terminal. These read and format; they decide nothing."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from muonscope.cli import exit_codes
-from muonscope.cli.screen import NOT_MEASURED, number
+from muonscope.cli.screen import NOT_MEASURED, counted, number
 from muonscope.contract.status import Finding
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ RUN_COLUMNS: Final = ("run", "name", "status", "verdict", "steps", "overflows", 
 ATTEMPT_COLUMNS: Final = ("attempt", "status", "failure", "steps", "first step after", "ray job")
 RANK_COLUMNS: Final = ("rank", "node", "device", "GPU", "local rank", "pid")
 PARAMETER_COLUMNS: Final = ("parameter", "shape", "route", "why")
-STEP_COLUMNS: Final = ("step", "overflow", "discarded", "loss scale", "loss", "gradient norm", "momentum norm")
 
 
 def run_row(run: "Run") -> list[str]:
@@ -89,7 +88,7 @@ def outcome_line(run: "Run") -> str:
     parts = [f"{run.name}: {run.status}"]
     if run.verdict is not None:
         parts.append(verdict(run))
-    parts.append(f"{number(summary.applied)} applied, {number(summary.discarded)} discarded steps")
+    parts.append(f"{number(summary.applied)} applied, {counted(summary.discarded, 'discarded step')}")
     parts.append(f"{moved(run)} parameters moved")
     if any(finding.name == Finding.NO_MUON for finding in run.findings):
         # It trains all the same, by AdamW alone: who asks about Muon must not take that for an answer.
@@ -141,7 +140,7 @@ def run_facts(run: "Run") -> list[tuple[str, str]]:
         (
             "steps",
             f"{_steps(run, ' of ')}: {number(summary.applied)} applied, "
-            f"{number(summary.discarded)} discarded, {number(summary.overflows)} overflows",
+            f"{number(summary.discarded)} discarded, {counted(summary.overflows, 'overflow')}",
         ),
         ("loss scale", _scales(run)),
         ("clipping", _clipping(spec)),
@@ -193,19 +192,22 @@ def parameter_rows(parameters: Iterable["Parameter"]) -> list[list[str]]:
     ]
 
 
-def step_rows(steps: Iterable["Step"]) -> list[list[str]]:
-    return [
-        [
-            str(step.step),
-            "overflow" if step.overflow else "",
-            "discarded" if step.discarded else "",
-            f"{number(step.loss_scale_before)} → {number(step.loss_scale_after)}",
-            number(step.loss),
-            number(step.grad_norm),
-            number(step.momentum_norm),
-        ]
-        for step in steps
-    ]
+def step_table(run: "Run", steps: Iterable["Step"]) -> tuple[list[str], list[list[str]]]:
+    """The columns and rows of steps; of a precision without a loss scale none is shown."""
+    from muonscope.contract.spec_facts import has_loss_scale
+
+    cells: dict[str, Callable[[Step], str]] = {
+        "step": lambda step: str(step.step),
+        "overflow": lambda step: "overflow" if step.overflow else "",
+        "discarded": lambda step: "discarded" if step.discarded else "",
+        "loss scale": lambda step: f"{number(step.loss_scale_before)} → {number(step.loss_scale_after)}",
+        "loss": lambda step: number(step.loss),
+        "gradient norm": lambda step: number(step.grad_norm),
+        "momentum norm": lambda step: number(step.momentum_norm),
+    }
+    if not has_loss_scale(run.spec):
+        del cells["loss scale"]
+    return list(cells), [[cell(step) for cell in cells.values()] for step in steps]
 
 
 def phase_lines(run: "Run") -> list[str]:

@@ -153,6 +153,11 @@ def number(value: float | int | None, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
+def counted(count: int | None, thing: str) -> str:
+    """Write so many things: `1 overflow`, `2 overflows`."""
+    return f"{number(count)} {thing}" + ("" if count == 1 else "s")
+
+
 def visible(text: str) -> str:
     """Show control characters by their escapes: a run's name must not steer the reader's terminal."""
     return "".join(

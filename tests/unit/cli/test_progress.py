@@ -92,3 +92,28 @@ def test_bars_show_each_run_and_the_count_of_finished_ones() -> None:
     assert "dies, step 17" in text
     assert "1/2 runs" in text
     assert "\x1b" not in text
+
+
+def test_a_run_that_waits_no_more_is_not_told_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    def pending(reason: str | None) -> Run:
+        return Run.model_validate(run_json(status="pending", waiting_reason=reason))
+
+    with follow_runs([pending(None)], Screen()) as progress:
+        for reason in (None, "its job starts", None, "1 of 2 GPUs is free"):
+            progress.update([pending(reason)])
+
+    said = [line.split("first: ")[1] for line in capsys.readouterr().err.splitlines()]
+    assert said == ["pending", "pending (its job starts)", "pending (1 of 2 GPUs is free)"]
+
+
+@pytest.mark.parametrize(("precision", "scale"), [("fp32", ""), ("fp16", ", loss scale 1")])
+def test_a_precision_without_a_loss_scale_shows_none(
+    precision: str, scale: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = {"steps": 30, "task": {}, "precision": precision}
+    run = Run.model_validate(run_json(status="running", spec=spec, summary={"steps": 3, "final_loss_scale": 1.0}))
+
+    with follow_runs([run], Screen()) as progress:
+        progress.update([run])
+
+    assert capsys.readouterr().err.endswith(f"first: running, step 3 of 30{scale}\n")

@@ -619,3 +619,49 @@ def test_a_refusal_of_what_has_no_value_shows_none(command: RunCommand, service:
     refused = command("stop", "r1")
 
     assert "  field:  Authorization\n  remedy: use a token" in refused.err
+
+
+@pytest.mark.parametrize(("precision", "is_shown"), [("fp32", False), ("bf16", False), ("fp16", True)])
+def test_steps_show_a_loss_scale_where_there_is_one(
+    precision: str, is_shown: bool, command: RunCommand, service: FakeService
+) -> None:
+    spec = {"steps": 1, "task": {}, "precision": precision}
+    service.answers["GET", "/runs/r1"] = run_json(status="running", spec=spec, summary={"steps": 1, "overflows": 1})
+    step = {"step": 0, "overflow": True, "discarded": True, "loss": 2.5}
+    scales = {"loss_scale_before": 1.0, "loss_scale_after": 1.0}
+    service.answers["GET", "/runs/r1/steps"] = {"steps": [step | scales], "next_start": None}
+
+    shown = command("show", "r1").out
+
+    assert ("1 → 1" in shown) is is_shown
+    assert "2.5" in shown
+    assert "1 overflow\n" in shown
+
+
+def test_a_failure_is_told_once(command: RunCommand, service: FakeService) -> None:
+    failed = run_json(status="failed", failure={"kind": "worker_died", "message": "the process is gone"})
+    service.answers["GET", "/runs/r1"] = failed
+
+    result = command("watch", "r1")
+
+    assert result.err.endswith("first: failed: worker_died\n")
+    assert result.out.count("the process is gone") == 1
+
+
+def test_an_interrupted_run_is_said_to_be_stopped_once_it_is(
+    command: RunCommand, service: FakeService, spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt_once(_: object) -> None:
+        monkeypatch.setattr("time.sleep", lambda _: None)
+        raise KeyboardInterrupt
+
+    service.answers["POST", "/runs"] = run_json()
+    running = run_json(status="running")
+    service.answers["GET", "/runs/r1"] = [running, running, run_json(status="stopped")]
+    service.answers["POST", "/runs/r1/stop"] = httpx.Response(202, json=running)
+    monkeypatch.setattr("time.sleep", interrupt_once)
+
+    result = command("run", spec)
+
+    assert result.code == 130
+    assert result.err.endswith("\nstopping r1\nr1 is stopped\n")
