@@ -193,7 +193,7 @@ def learning_rates(*, folder: str, is_resumed: bool, steps: int = 2, more: int =
         if is_resumed:
             load_consolidated(engine, optimizer, folder)
         for step in range(steps if is_resumed else 0, steps + more):
-            engine.backward(engine(torch.ones(2, 6)).square().mean())
+            engine.backward(engine(torch.ones(2, 6, device=engine.device)).square().mean())
             rates.append(engine_step(engine).lr)
             if step + 1 == steps:
                 save_consolidated(engine, optimizer, folder)
