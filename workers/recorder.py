@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Final
 
@@ -43,6 +44,7 @@ from workers.engine import describe_engine, device_name, native_routes, our_rout
 from workers.final_state import InitialWeights, hash_parameters, peak_memory_bytes, trainable_numel
 from workers.probes import Measured, Probes
 from workers.recorded_optimizer import optimizer_settings
+from workers.slow_start import AFTER_S, SlowStart
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,10 @@ logger = logging.getLogger(__name__)
 MAX_HASHED_ELEMENTS: Final = 2**28
 # How long a rank at the end of the block waits for those that are still in it.
 COME_LIMIT_S: Final = 600.0
+_AT_FIRST: Final = (
+    "muonscope: the first step is still under way after {s:g} s. {who} may be compiling in it, which takes minutes "
+    "where cores are few; the training goes on by itself."
+)
 _PRECISIONS: Final = {torch.float16: Precision.FP16, torch.bfloat16: Precision.BF16}
 
 
@@ -87,6 +93,8 @@ class Recorder:
         self._loss_sum: Tensor | None = None
         self._num_unscaled = 0
         self._last_step_at = time.perf_counter()
+        who = "DeepSpeed's own Muon" if isinstance(self.attachment, NativeMuon) else "What compiles itself at first use"
+        self._slow_start = SlowStart(_AT_FIRST.format(s=AFTER_S, who=who), after_s=AFTER_S)
 
     def start(self) -> None:
         """Stand in for the engine's `step` and `backward`."""
@@ -167,17 +175,23 @@ class Recorder:
             # Hugging Face's Trainer divides by the step's micro-batches, or tokens, itself: its losses are shares.
             is_share = options.get("scale_wrt_gas", args[1] if len(args) > 1 else True) is False
             self._num_unscaled += not is_share
-        return self._backward(loss, *args, **options)
+        with self._told_if_slow():
+            return self._backward(loss, *args, **options)
+
+    def _told_if_slow(self) -> AbstractContextManager[None]:
+        return self._slow_start.watch() if self.rank == 0 and self.step == 0 else nullcontext()
 
     def _recorded_step(self, *args: Any, **options: Any) -> Any:
         engine = self._engine
         is_boundary = bool(engine.is_gradient_accumulation_boundary())
         if not is_boundary:
-            return self._step(*args, **options)
+            with self._told_if_slow():
+                return self._step(*args, **options)
         loss_scale_before = float(engine.optimizer.loss_scale)
         lr = float(engine.optimizer.param_groups[0]["lr"])
         try:
-            answer = self._step(*args, **options)
+            with self._told_if_slow():
+                answer = self._step(*args, **options)
         except Exception as error:
             self.is_exhausted = is_exhaustion(error)
             raise

@@ -6,7 +6,8 @@ import os
 import signal
 import sys
 import tempfile
-from contextlib import chdir, nullcontext, redirect_stdout
+import time
+from contextlib import chdir, nullcontext, redirect_stderr, redirect_stdout
 from typing import Any
 
 import deepspeed
@@ -14,6 +15,7 @@ import torch
 
 import muon_core
 import muonscope
+from workers import recorder
 from workers.final_state import hash_parameters
 
 STEPS = 6
@@ -83,6 +85,25 @@ def loop(
         "error": error,
         "left_as_found": not {"step", "backward"} & vars(engine).keys(),
     }
+
+
+def slow_at_first(*, record: dict[str, Any], after_s: float) -> tuple[str, str]:
+    """Record a loop whose micro-batches take a twentieth of a second; returns the weights' hash, and what was said."""
+    engine = build_engine("muon", 1)
+    backward, said = engine.backward, io.StringIO()
+
+    def slow_backward(loss: torch.Tensor) -> Any:
+        time.sleep(0.05)
+        return backward(loss)
+
+    engine.backward = slow_backward
+    usual, recorder.AFTER_S = recorder.AFTER_S, after_s  # type: ignore[misc]
+    try:
+        with redirect_stderr(said), muonscope.record(engine, name="mine", **record):
+            take_steps(engine)
+    finally:
+        recorder.AFTER_S = usual  # type: ignore[misc]
+    return hash_parameters(list(engine.module.parameters()), is_first=True), said.getvalue()
 
 
 def script(*, text: str, url: str, folder: str, arguments: tuple[str, ...] = ()) -> str:

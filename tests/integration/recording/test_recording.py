@@ -73,6 +73,20 @@ def test_a_setting_that_no_spec_can_hold_is_warned_of_and_the_loop_is_recorded_a
     assert (run["weight_decay"], other["spec"]["optimizer"]["weight_decay"]) == (0.0, 0.01)
 
 
+def test_a_first_step_that_takes_long_is_told_of_on_rank_0_and_trained_as_ever(
+    gang: Gangs, service: httpx.Client
+) -> None:
+    alone = gang(2).run(loops.loop, optimizer="muon", stage=1)
+    slow = gang(2).run(loops.slow_at_first, record=_to(service), after_s=0.01)
+    in_time = gang(2).run(loops.slow_at_first, record=_to(service), after_s=60.0)
+
+    (_, said), (_, of_others) = slow
+    assert said.count("the first step is still under way after 0.01 s. DeepSpeed's own Muon may be compiling") == 1
+    assert of_others == ""
+    assert [said for _, said in in_time] == ["", ""]
+    assert [found for found, _ in slow] == [found for found, _ in in_time] == [each["hash"] for each in alone]
+
+
 def test_two_recordings_compare(gang: Gangs, service: httpx.Client) -> None:
     ids = [
         gang(1).run(loops.loop, optimizer=optimizer, stage=1, record=_to(service))[0]["run_id"]
