@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from muonscope.cli.options import Json, Url, open_client
-from muonscope.cli.screen import Screen
+from muonscope.cli.screen import Screen, counted
 
 if TYPE_CHECKING:
     from muonscope.client import Client, Run
@@ -42,7 +42,7 @@ def import_record(
     if as_json:
         screen.json([run])
     else:
-        screen.line(f"{run.id} holds {run.summary.steps} steps of {run.name}")
+        screen.line(f"{run.id} holds {counted(run.summary.steps, 'step')} of {run.name}")
 
 
 def _import_file(client: "Client", path: Path, screen: Screen) -> None:
@@ -62,7 +62,7 @@ def _import_file(client: "Client", path: Path, screen: Screen) -> None:
         if not screen.as_json:
             # What printed the old id is often a log, and nothing answers to it here.
             here = "here" if is_new else "already here"
-            screen.line(f"{record.id} is run {run.id} {here}: {run.summary.steps} steps of {run.name}")
+            screen.line(f"{record.id} is run {run.id} {here}: {counted(run.summary.steps, 'step')} of {run.name}")
     if not kept:
         what = "has no run that has ended" if passed_over else "holds no run"
         raise ImportFailed(path, what, remedy="let its run end, then import again" if passed_over else _NO_RUN)

@@ -14,7 +14,7 @@ import typer
 from muonscope.cli import exit_codes
 from muonscope.cli.interrupts import sigterm_interrupts
 from muonscope.cli.options import Json, RunId, SpecPath, Url, open_client
-from muonscope.cli.screen import Screen
+from muonscope.cli.screen import Screen, counted
 
 if TYPE_CHECKING:
     from muonscope.client import Client, Run, Step
@@ -328,7 +328,7 @@ def export(
     if output is not None and as_json:
         Screen(as_json).json({"run_id": run_id, "steps": written, "format": form, "file": str(output)})
     elif output is not None:
-        Screen().progress(f"{written} steps written to {output}")
+        Screen().progress(f"{counted(written, 'step')} written to {output}")
 
 
 def _json_lines(steps: Iterator["Step"]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from muonscope.cli.run_views import duration
-from muonscope.cli.screen import Screen, number, plain_table, rich_table, visible
+from muonscope.cli.screen import Screen, counted, number, plain_table, rich_table, visible
 
 
 @pytest.mark.parametrize(
@@ -100,3 +100,8 @@ def test_json_is_valid_whatever_it_is_given(capsys: pytest.CaptureFixture[str]) 
     Screen(as_json=True).json([{"name": "ü\x1b", "value": None}])
 
     assert json.loads(capsys.readouterr().out) == [{"name": "ü\x1b", "value": None}]
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 steps"), (1, "1 step"), (2, "2 steps"), (None, "– steps")])
+def test_what_is_counted_is_one_or_many(count: int | None, text: str) -> None:
+    assert counted(count, "step") == text
