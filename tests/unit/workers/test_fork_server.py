@@ -184,12 +184,13 @@ def test_a_variable_of_other_than_utf_8_bytes_names_a_server(raylet: object, mon
 def test_a_server_that_does_not_answer_is_named_with_the_remedy(
     rank: RankProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fork_client, "ANSWER_LIMIT_S", 0.3)
     server = psutil.Process(rank.pid).ppid()
     os.kill(server, signal.SIGSTOP)
     try:
-        with pytest.raises(RuntimeError, match=f"process {server}, did not answer within 0.3 s.*kill it"):
-            fork_rank()
+        with monkeypatch.context() as patch:
+            patch.setattr(fork_client, "ANSWER_LIMIT_S", 0.3)
+            with pytest.raises(RuntimeError, match=f"process {server}, did not answer within 0.3 s.*kill it"):
+                fork_rank()
     finally:
         os.kill(server, signal.SIGCONT)
 
