@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, select, text, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -20,6 +20,9 @@ from service.store.types import read_clock
 # A controller that has not been seen for so long is not told to workers, and forgotten after the second.
 SEEN_LATELY_S = 60.0
 FORGOTTEN_AFTER_S = 86400.0
+# A process that is stopped, or cut off, in a transaction that has looked who leads keeps all others from looking: the
+# server ends it before its lease does.
+IDLE_LIMIT_S = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ class LeadershipRepository:
 
     def confirm(self, controller_id: str, term: int) -> bool:
         """Say whether a controller still leads, and keep anyone else from it until this transaction ends."""
+        self._limit_idling()
         changed = self._session.execute(
             update(Leadership)
             .where(Leadership.id == 1, Leadership.holder == controller_id, Leadership.term == term)
@@ -107,7 +111,14 @@ class LeadershipRepository:
         )
         return self._session.scalar(query)
 
+    def _limit_idling(self) -> None:
+        # SQLite's lock is the process's own, and a process that is stopped with it holds up every writer.
+        if self._session.get_bind().dialect.name == "postgresql":
+            limit_ms = round(IDLE_LIMIT_S * 1000)
+            self._session.execute(text(f"SET LOCAL idle_in_transaction_session_timeout = {limit_ms}"))
+
     def _row(self) -> Leadership:
+        self._limit_idling()
         row = self._session.get(Leadership, 1, with_for_update=True)
         if row is None:
             row = Leadership(id=1, holder=None, term=0, expires_at=read_clock(self._session))

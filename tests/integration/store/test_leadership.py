@@ -1,14 +1,22 @@
 """Who leads, by a lease in the database, on both databases."""
 
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
+from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
+
 from service.controller.leadership import Leadership, is_gone, this_place
+from service.errors import ServiceError
+from service.store import leadership
 from service.store.events import EventRepository
 from service.store.leadership import LeadershipRepository, find_leader
 from service.store.models import Leadership as Row
 from service.store.session import Database
 from service.store.types import read_clock
+from tests.databases import fresh_database, opened
 
 
 def controller(database: Database, port: int, clock: list[float] | None = None) -> Leadership:
@@ -120,3 +128,28 @@ def test_workers_are_told_of_every_controller_seen_lately(database: Database) ->
     second.claim()
 
     assert second.urls() == "http://c:2,http://c:1"
+
+
+@pytest.mark.parametrize("look", ["confirms", "claims"])
+def test_a_leader_that_is_stopped_in_its_transaction_keeps_nobody_from_the_lead(
+    look: str, postgres_url: str, postgres_template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leadership, "IDLE_LIMIT_S", 0.2)
+    with fresh_database(postgres_url, postgres_template) as url, opened(url) as store, opened(url) as others:
+        first, second = controller(store, 1), controller(others, 2)
+        assert first.claim()
+        expire(others)
+        leads = False
+        with suppress(ServiceError, SQLAlchemyError), store.write() as session:
+            repository = LeadershipRepository(session)
+            if look == "confirms":
+                assert repository.confirm(first.id, first.term)
+            else:
+                repository.claim(first.id, lease_s=0.0)
+            # What a stopped process does: nothing, with its locks. The claim waits for them, and gets them.
+            leads = second.claim()
+            session.execute(select(1))
+            raise AssertionError("the stopped one's transaction goes on")
+
+        assert leads
+        assert not first.claim()
