@@ -99,6 +99,8 @@ class RankResult:
     phases: dict[Phase, float]
     first_step: int
     records: int
+    facts: RankFacts | None = None
+    """Of the attempt, again: a short one ends between two polls."""
 
 
 @dataclass(slots=True)
@@ -266,7 +268,8 @@ class Rank:
         spool = self._state.spool
         if spool is not None:
             spool.close()
-        return RankResult(failure, final, self._phases(), first_step, 0 if spool is None else spool.records)
+        records = 0 if spool is None else spool.records
+        return RankResult(failure, final, self._phases(), first_step, records, self._state.facts)
 
     def _phases(self) -> dict[Phase, float]:
         progress = self._state.progress

@@ -309,7 +309,9 @@ class WorkerGroup:
             rank = member.state.rank
             member.state.end(now, failure=describe(WorkerDied(rank, str(end.death)), rank=rank, step=None))
         else:
-            member.state.end(now, result=pickle.loads(end.result))
+            result: RankResult = pickle.loads(end.result)
+            member.facts = member.facts or result.facts
+            member.state.end(now, result=result)
 
     def _kill_here(self, member: _Member) -> None:
         """Kill a rank of this very node by its process ids: neither a stopped process nor Ray's queues delay that."""

@@ -1,15 +1,29 @@
 """What the ranks' states mean: decided without Ray."""
 
 import dataclasses
+import pickle
+from types import SimpleNamespace
 
 import pytest
 
-from muonscope.contract.attempts import Failure
-from muonscope.contract.status import FailureKind, Phase
+from muonscope.contract.attempts import Failure, RankFact
+from muonscope.contract.status import FailureKind, MomentumUnit, Phase
+from workers import worker_group
 from workers.attempt import group_facts, group_phases
 from workers.failure import RankFailure
-from workers.rank import RankResult, WorkerPoll
-from workers.worker_group import LAST_WORDS_S, SETUP_LIMIT_S, SILENT_AFTER_S, Failed, Finished, GoOn, RankState, decide
+from workers.rank import RankFacts, RankResult, WorkerPoll
+from workers.train_worker import RankEnd
+from workers.worker_group import (
+    LAST_WORDS_S,
+    SETUP_LIMIT_S,
+    SILENT_AFTER_S,
+    Failed,
+    Finished,
+    GoOn,
+    RankState,
+    WorkerGroup,
+    decide,
+)
 
 LIMIT_S = 30.0
 
@@ -147,3 +161,21 @@ def test_a_phase_counts_when_its_last_rank_has_passed_it() -> None:
 
 def test_facts_wait_for_every_rank() -> None:
     assert group_facts([None, None]) == {}
+
+
+def test_what_a_rank_found_out_is_known_although_it_ended_before_a_poll_said_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    facts = RankFacts(
+        RankFact(rank=0, node="n", pid=1, device="CPU"), {}, "d", [], MomentumUnit.UNSCALED, "i", {}
+    )  # fmt: skip
+    result = RankResult(None, None, {}, first_step=0, records=4, facts=facts)
+    # Ray's two calls, as they answer for a task that is done.
+    done = SimpleNamespace(wait=lambda references, timeout: (references, []), get=lambda reference: reference)
+    monkeypatch.setattr(worker_group, "ray", done)
+    member = worker_group._Member(RankState(0, 100.0, 100.0), run=RankEnd(pickle.dumps(result)))
+
+    object.__new__(WorkerGroup)._take_end(member, 101.0)
+
+    assert member.state.result == result
+    assert member.facts == facts
