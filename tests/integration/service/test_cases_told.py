@@ -126,7 +126,7 @@ def test_b05_a_step_that_bf16_discards_is_an_overflow_at_a_scale_of_1(told: dict
     # A precision without a loss scale is shown with none.
     assert ["1", "overflow", "discarded"] in [words[:3] for words in case.shown]
     assert not any("→" in words for words in case.shown if words[:1] == ["1"])
-    assert "3 applied, 1 discarded steps" in case.watched
+    assert "3 applied, 1 discarded step;" in case.watched
 
 
 def test_c09_each_rank_is_shown_on_one_device_of_its_own_with_local_rank_0(told: dict[str, Told]) -> None:
