@@ -209,30 +209,21 @@ def test_logs_are_printed_as_they_are(command: RunCommand, service: FakeService)
     assert command("logs", "r1").out == "one\ntwo\n"
 
 
-def test_followed_logs_are_printed_once_and_to_the_end(
-    command: RunCommand, service: FakeService, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("first", "then", "printed"),
+    [
+        pytest.param("one\n", "one\ntwo\n", "one\ntwo\n", id="once and to the end"),
+        pytest.param("a worker died\n", "again\n", "a worker died\nagain\n", id="with the next attempt's"),
+    ],
+)
+def test_a_followed_log_is_printed_as_it_comes(
+    first: str, then: str, printed: str, command: RunCommand, service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda _: None)
     service.answers["GET", "/runs/r1"] = [run_json(status="running"), run_json(**TRAINED)]
-    service.answers["GET", "/runs/r1/logs"] = [
-        httpx.Response(200, text="one\n"),
-        httpx.Response(200, text="one\ntwo\n"),
-    ]
+    service.answers["GET", "/runs/r1/logs"] = [httpx.Response(200, text=text) for text in (first, then)]
 
-    assert command("logs", "r1", "--follow").out == "one\ntwo\n"
-
-
-def test_a_followed_log_goes_on_with_the_next_attempts(
-    command: RunCommand, service: FakeService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("time.sleep", lambda _: None)
-    service.answers["GET", "/runs/r1"] = [run_json(status="running"), run_json(**TRAINED)]
-    service.answers["GET", "/runs/r1/logs"] = [
-        httpx.Response(200, text="a worker died\n"),
-        httpx.Response(200, text="again\n"),
-    ]
-
-    assert command("logs", "r1", "--follow").out == "a worker died\nagain\n"
+    assert command("logs", "r1", "--follow").out == printed
 
 
 def test_a_log_without_a_word_says_where_to_look(command: RunCommand, service: FakeService) -> None:
