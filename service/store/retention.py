@@ -21,6 +21,8 @@ from service.store.session import Database
 from service.store.types import read_clock
 
 _PAGES: Final = 2000
+# How long readers, and another deletion, may keep SQLite's file from shrinking before it is left to a later one.
+_FOLD_WAIT_S: Final = 10.0
 _EARLIEST: Final = datetime(1, 1, 1, tzinfo=UTC)
 _ENDED: Final = [status for status in RunStatus if status.is_terminal]
 _LARGE: Final = (Step, Block, ParameterBlock, SystemLoad, NonfiniteEvent)
@@ -94,11 +96,7 @@ class Retention:
             return
         while self._vacuum_some():
             continue
-        with self._database.engine.connect() as connection:
-            driver = connection.connection.dbapi_connection
-            assert driver is not None
-            # Outside of a transaction; a reader may keep it from truncating, and a later one then does.
-            driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        self._database.fold_log(wait_s=_FOLD_WAIT_S)
 
     def _vacuum_some(self) -> bool:
         """Give some pages back; returns whether there are more."""

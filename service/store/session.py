@@ -32,6 +32,8 @@ __all__ = ["Database", "Session"]
 _WRITE = "muonscope_write"
 _DEADLINE = "muonscope_deadline"
 _BUSY_TIMEOUT_S = 10.0
+_FOLD_TURN_MS = 20
+_FOLD_PAUSE_S = 0.1
 _REMEDY = "try again; nothing of this request was stored"
 # PostgreSQL's code: a standby that does not lead yet, or any more.
 _READ_ONLY = "25006"
@@ -128,6 +130,32 @@ class Database:
         """Raise Unavailable when the database cannot answer."""
         with self.read() as session:
             session.execute(text("SELECT 1"))
+
+    def fold_log(self, *, wait_s: float) -> bool:
+        """Fold SQLite's write-ahead log into its file, which shrinks by the pages that were given back.
+
+        Readers of an older state, and a fold that is under way, are waited for, but not at the expense of writers:
+        SQLite keeps them out while it waits, so it waits briefly and often.
+
+        Args:
+            wait_s: how long to wait in all, in seconds.
+        Returns:
+            whether all of it was folded.
+        """
+        deadline = time.monotonic() + wait_s
+        with self._translated(), self.engine.connect() as connection:
+            driver = connection.connection.dbapi_connection
+            assert driver is not None
+            driver.execute(f"PRAGMA busy_timeout = {_FOLD_TURN_MS}")
+            try:
+                # Outside of a transaction. The first of its three numbers says whether something was in its way.
+                while driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                    if time.monotonic() > deadline:
+                        return False
+                    time.sleep(_FOLD_PAUSE_S)
+                return True
+            finally:
+                driver.execute(f"PRAGMA busy_timeout = {int(_BUSY_TIMEOUT_S * 1000)}")
 
     def dispose(self) -> None:
         """Close every pooled connection; on SQLite this folds the write-ahead log into the file."""

@@ -1,5 +1,6 @@
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import select, text
@@ -122,6 +123,44 @@ def test_all_that_wait_get_their_turn_once_the_lock_is_let_go(sqlite_database: D
     assert refused_after == [None, None]
     with sqlite_database.read() as session:
         assert session.execute(select(Run.uid, Run.name)).all() == [(uid, "y")]
+
+
+def _log_bytes(database: Database) -> int:
+    assert database.path is not None
+    return database.path.with_name(f"{database.path.name}-wal").stat().st_size
+
+
+def test_folds_wait_for_readers_and_for_each_other_and_keep_no_writer_waiting(sqlite_database: Database) -> None:
+    uid = queue_run(sqlite_database)
+    took = 0.0
+    with ThreadPoolExecutor(2) as threads, opened(f"sqlite:///{sqlite_database.path}") as other:
+        with sqlite_database.read() as session:
+            session.scalars(select(Run.uid)).all()
+            folds = [threads.submit(sqlite_database.fold_log, wait_s=30.0) for _ in range(2)]
+            for _ in range(5):
+                time.sleep(0.1)
+                began = time.monotonic()
+                with other.write() as writing:
+                    writing.execute(text("UPDATE run SET name = 'meanwhile'"))
+                took = max(took, time.monotonic() - began)
+            left = _log_bytes(sqlite_database)
+
+        assert [fold.result(timeout=30) for fold in folds] == [True, True]
+    assert left > 0
+    assert _log_bytes(sqlite_database) == 0
+    assert took < 3, "SQLite keeps writers out for as long as a fold waits for a reader at a time"
+    with sqlite_database.read() as session:
+        assert session.execute(select(Run.uid, Run.name)).all() == [(uid, "meanwhile")]
+
+
+def test_a_fold_leaves_the_rest_to_a_later_one_once_it_waited_long_enough(sqlite_database: Database) -> None:
+    queue_run(sqlite_database)
+    with sqlite_database.read() as session:
+        session.scalars(select(Run.uid)).all()
+        assert not sqlite_database.fold_log(wait_s=0.2)
+
+    assert sqlite_database.fold_log(wait_s=0.0)
+    assert _log_bytes(sqlite_database) == 0
 
 
 def test_an_unreachable_database_is_unavailable() -> None:
