@@ -53,7 +53,7 @@ def save_consolidated(
     """Write everything that training goes on from, parameter by parameter.
 
     Collective: every rank must call it, between steps; the first rank writes. Nothing but a complete checkpoint ever
-    stands at `path`.
+    stands at `path`, and what stands there when the call returns outlives a power cut.
 
     Args:
         engine, optimizer: as given to `attach`.
@@ -260,7 +260,10 @@ class _Writer:
             try:
                 text = json.dumps({**self._manifest, "tensors": self._files}, indent=1, sort_keys=True)
                 (self._partial / MANIFEST).write_text(text)
+                _keep_through_a_power_cut(self._partial / MANIFEST)
+                _keep_through_a_power_cut(self._partial)
                 self._partial.rename(self._target)
+                _keep_through_a_power_cut(self._target.parent)
             except OSError as error:
                 self.error = error
         if self.error is not None:
@@ -274,10 +277,20 @@ class _Writer:
         name = f"tensors-{self._num_files:05}.safetensors"
         try:
             save_file(self._held, self._partial / name)
+            _keep_through_a_power_cut(self._partial / name)
         except Exception as error:  # safetensors wraps what the operating system says in an error of its own.
             self.error = OSError(f"cannot write {self._partial / name}: {error}")
         self._files.update(dict.fromkeys(self._held, name))
         self._held = {}
+
+
+def _keep_through_a_power_cut(path: Path) -> None:
+    """Have a file's bytes, or a folder's names, on the disk: a rename alone may outlive what it names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 class _Reader:

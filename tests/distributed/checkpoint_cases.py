@@ -1,5 +1,6 @@
 """Runs that stop on one set-up and go on in another, on the same global batches."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,28 @@ def refused_by_the_first_rank(*, folder: str | None) -> str:
         except ValueError as error:
             return str(error)
     return "saved"
+
+
+def order_of_keeping(*, folder: str) -> list[str]:
+    """Save, and say in which order files and folders were brought to the disk, and the folder to its name."""
+    told: list[str] = []
+    fsync, rename = os.fsync, os.rename
+
+    def watched_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        told.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+
+    def watched_rename(source: Any, target: Any) -> None:
+        rename(source, target)
+        told.append(f"renamed to {Path(target).name}")
+
+    with _engine(1, "fp32", seed=0) as (engine, optimizer):
+        os.fsync, os.rename = watched_fsync, watched_rename  # type: ignore[assignment]
+        try:
+            save_consolidated(engine, optimizer, folder, file_bytes=4000)
+        finally:
+            os.fsync, os.rename = fsync, rename
+    return told
 
 
 def learning_rates(*, folder: str, is_resumed: bool, steps: int = 2, more: int = 3) -> list[float]:

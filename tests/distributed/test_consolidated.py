@@ -93,6 +93,19 @@ def test_the_files_name_every_tensor_and_stay_within_their_size(gang: Gangs, tmp
     assert not folder.with_name("checkpoint.partial").exists()
 
 
+def test_all_that_it_holds_is_on_the_disk_before_it_has_its_name(gang: Gangs, tmp_path: Path) -> None:
+    folder = tmp_path / "kept" / "checkpoint"
+
+    (told,) = gang(1).run(cases.order_of_keeping, folder=str(folder))
+
+    named = told.index("renamed to checkpoint")
+    held = sorted(path.name for path in folder.iterdir())
+    assert len(held) > 2
+    assert sorted(told[:named]) == sorted([*held, "checkpoint.partial"])
+    assert told[named - 1] == "checkpoint.partial"
+    assert told[named + 1 :] == ["kept"]
+
+
 def test_a_checkpoint_of_another_routing_is_refused_and_changes_nothing(gang: Gangs, tmp_path: Path) -> None:
     folder = str(tmp_path / "checkpoint")
     gang(2).run(cases.save, stage=1, folder=folder, more=0)
