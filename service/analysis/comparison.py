@@ -8,7 +8,7 @@ import numpy as np
 
 from muonscope.contract.attempts import FinalState
 from muonscope.contract.run_spec import FIELDS_WITHOUT_NUMBERS
-from muonscope.contract.spec_facts import has_loss_scale
+from muonscope.contract.spec_facts import has_loss_scale, has_muon_optimizer
 from muonscope.contract.status import Implementation, MomentumUnit
 from muonscope.contract.telemetry import COUNTS, SCALARS, encode_number
 from service.analysis.learning import caveat, learned, lower_to_the_end
@@ -63,11 +63,22 @@ class Divergence:
 def spec_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
     """List the fields that can change the numbers and differ, by dotted name; a missing one is null."""
     flat_a, flat_b = _flatten(a), _flatten(b)
-    return [
-        {"field": field, "a": flat_a.get(field), "b": flat_b.get(field)}
+    differing = {
+        field: (flat_a.get(field), flat_b.get(field))
         for field in dict.fromkeys([*flat_a, *flat_b])
         if flat_a.get(field) != flat_b.get(field) and field.partition(".")[0] not in FIELDS_WITHOUT_NUMBERS
+    }
+    has_muon = has_muon_optimizer(a) or has_muon_optimizer(b)
+    return [
+        {"field": field, "a": values[0], "b": values[1]}
+        for field, values in differing.items()
+        if has_muon or differing.get(_of_adam(field)) != values
     ]
+
+
+def _of_adam(field: str) -> str:
+    """Name the field in which a recording whose optimizer is Adam alone says a setting of it a second time."""
+    return f"optimizer.adam.{field.removeprefix('optimizer.')}"
 
 
 def _flatten(spec: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

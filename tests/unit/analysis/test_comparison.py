@@ -104,6 +104,20 @@ def test_specs_differ_by_dotted_name_and_names_do_not_count() -> None:
     ]  # fmt: skip
 
 
+def test_recordings_of_adam_alone_that_differ_in_one_setting_are_a_pair() -> None:
+    def recorded(rate: float, optimizer: str = "AdamW") -> Side:
+        settings = {"lr": rate, "weight_decay": 0.1, "adam": {"lr": rate, "weight_decay": 0.1}}
+        return side(4, {"task": {"name": "external", "optimizer": optimizer}, "optimizer": settings})
+
+    answer = compare(recorded(3e-4), recorded(1e-3))
+
+    assert answer["spec_difference"] == [{"field": "optimizer.adam.lr", "a": 3e-4, "b": 1e-3}]
+    assert answer["is_pair"]
+    # Counter-test: a Muon's rate is its own, whatever Adam's is.
+    muons = compare(recorded(3e-4, "Muon"), recorded(1e-3, "Muon"))["spec_difference"]
+    assert [entry["field"] for entry in muons] == ["optimizer.lr", "optimizer.adam.lr"]
+
+
 def test_runs_of_two_tasks_are_said_to_train_different_ones() -> None:
     tasks = [{"task": {"name": name, "width": 1}} for name in ("calm_boom", "matrix_pair", "calm_boom")]
     one, other, same = (side(spec=task, loss=[loss] * 4) for task, loss in zip(tasks, (1.0, 2.0, 3.0), strict=True))
