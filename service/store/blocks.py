@@ -93,21 +93,17 @@ def summed_up(attempt_id: int, columns: StepColumns, open_block: Any) -> list[di
     starts = np.flatnonzero(np.concatenate(([True], np.diff(buckets) != 0)))
     pairs = extremes(values, starts)
     numbers, places = np.divmod(buckets[starts], _BUCKETS)
-    first_number = int(numbers[0])
-    shape = (int(numbers[-1]) - first_number + 1, len(_SERIES), _BUCKETS, 2)
-    filled = np.full(shape, np.nan)
+    # Steps may lie millions of blocks apart: there is room for those alone that hold any.
+    present, rows = np.unique(numbers, return_inverse=True)
+    filled = np.full((len(present), len(_SERIES), _BUCKETS, 2), np.nan)
     if pairs_before is not None:
         filled[0] = pairs_before
-    filled[numbers - first_number, :, places] = pairs.transpose(1, 0, 2)
-    marks = np.zeros((shape[0], BLOCK_STEPS), np.uint32)
+    filled[rows, :, places] = pairs.transpose(1, 0, 2)
+    marks = np.zeros((len(present), BLOCK_STEPS), np.uint32)
     if open_block is not None:
         marks[0] = _marks_of(open_block.first_step, open_block.last_step, open_block.marks)
-    marks.reshape(-1)[steps - first_number * BLOCK_STEPS] = _marked(columns)
-    return [
-        _row(attempt_id, first_number + place, filled[place], marks[place])
-        for place in range(shape[0])
-        if marks[place].any()
-    ]
+    marks[np.searchsorted(present, steps // BLOCK_STEPS), steps % BLOCK_STEPS] = _marked(columns)
+    return [_row(attempt_id, int(number), filled[row], marks[row]) for row, number in enumerate(present)]
 
 
 def _marked(columns: StepColumns) -> Words:

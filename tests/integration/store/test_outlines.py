@@ -1,6 +1,7 @@
 """Blocks sum up exactly the rows they are derived from, however those arrived."""
 
 import math
+import tracemalloc
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -157,3 +158,23 @@ def test_a_block_row_fits_a_page(sqlite_database: Database) -> None:
         ((size,),) = session.execute(text("SELECT length(extremes) FROM block")).all()
     largest_local_payload, head = 4096 - 35, 40
     assert size + head <= largest_local_payload
+
+
+def test_steps_far_apart_cost_what_they_hold_and_not_what_lies_between(sqlite_database: Database) -> None:
+    last = 10**8 - 1
+    uid, submission_id = started(sqlite_database, steps=last + 1)
+    insert(sqlite_database, submission_id, [step_record(step) for step in range(8)])
+
+    tracemalloc.start()
+    try:
+        insert(sqlite_database, submission_id, [_record(step, 0) for step in (8, 5_000_000, last - 1, last)])
+        outline, rows = _read(sqlite_database, uid)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    _assert_sums_up(outline, rows)
+    assert rows.step.tolist() == [*range(9), 5_000_000, last - 1, last]
+    assert len(outline.first) == 3
+    # Measured: 0.4 MB. Room for every block between took 1.2 GB.
+    assert peak < 8e6
