@@ -10,6 +10,7 @@ import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +29,11 @@ _BLOCK: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """One thing to download. `read` may raise Conflict where what it names is no longer what was reported."""
+    """One thing to download.
+
+    `read` is called within the session that listed it, and what it returns may be read after that. It raises Conflict
+    where what it names is no longer what was reported.
+    """
 
     name: str
     kind: str
@@ -46,7 +51,7 @@ def list_artifacts(session: Session, run: Run, workers_home: Path | None) -> lis
     """Return all that a run has, in the order of its making.
 
     Args:
-        session: it reads; what an artifact's `read` gives is read from it at once or from disk later.
+        session: it reads.
         run: as RunRepository loads it.
         workers_home: where workers keep checkpoints, as this machine sees it; None where it does not.
     """
@@ -66,10 +71,13 @@ def _of_attempt(session: Session, run: Run, attempt: Attempt) -> Iterator[Artifa
         environment = {"environment": attempt.environment, "ranks": attempt.ranks, "phases": attempt.phases}
         yield _document(f"{prefix}/environment.json", "environment", at, environment, attempt.number)
     logs = LogRepository(session)
-    for rank in sorted(logs.ranks(attempt)):
+    for rank, size in logs.sizes(attempt).items():
         name = f"{prefix}/driver.log" if rank == DRIVER else f"{prefix}/rank-{rank}.log"
-        text = logs.read(attempt, rank).encode("utf-8", "replace")
-        yield Artifact(name, "log", TEXT, at, lambda text=text: iter([text]), len(text), attempt.number)  # type: ignore[misc]
+        yield Artifact(name, "log", TEXT, at, partial(_log, logs, attempt, rank), size, attempt.number)
+
+
+def _log(logs: LogRepository, attempt: Attempt, rank: int) -> Iterator[bytes]:
+    return iter([logs.read(attempt, rank).encode()])
 
 
 def _document(name: str, kind: str, at: datetime, body: Any, attempt: int | None = None) -> Artifact:

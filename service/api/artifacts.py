@@ -56,15 +56,16 @@ def download(run_id: RunId, name: Name, database: DatabaseDependency, settings: 
     with database.read() as session:
         run = RunRepository(session).get(run_id)
         named = {one.name: one for one in list_artifacts(session, run, settings.effective_workers_home)}
-    artifact = named.get(name)
-    if artifact is None:
-        raise NotFound(
-            f"run {run.uid} has no artifact of this name", field="name", value=name,
-            remedy=f"GET /runs/{run.uid}/artifacts lists them",
-        )  # fmt: skip
+        artifact = named.get(name)
+        if artifact is None:
+            raise NotFound(
+                f"run {run.uid} has no artifact of this name", field="name", value=name,
+                remedy=f"GET /runs/{run.uid}/artifacts lists them",
+            )  # fmt: skip
+        content = artifact.read()
     last = artifact.name.rsplit("/", 1)[-1]
     headers = {"Content-Disposition": f'attachment; filename="{last}"'}
-    return StreamingResponse(artifact.read(), media_type=artifact.media_type, headers=headers)
+    return StreamingResponse(content, media_type=artifact.media_type, headers=headers)
 
 
 def _present(uid: str, artifact: Artifact) -> ArtifactOut:

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from muonscope.contract.attempts import LogPiece
 from service.errors import InvalidInput
 from service.store.models import Attempt, AttemptLog
+from service.store.types import utf8_bytes
 
 DRIVER: Final = -1
 KEPT_HEAD_BYTES: Final = 128 * 1024
@@ -66,11 +67,30 @@ class LogRepository:
         parts, expected = [], 0
         for start, stop, text in self._session.execute(query):
             if start > expected:
-                parts.append(f"\n[... {start - expected} bytes left out ...]\n")
+                parts.append(_left_out(start - expected))
             parts.append(text)
             expected = stop
         return "".join(parts)
 
+    def sizes(self, attempt: Attempt) -> dict[int, int]:
+        """Return how many bytes of UTF-8 `read` gives of each rank's log, by rank, without reading any text."""
+        query = select(AttemptLog.rank, AttemptLog.start, AttemptLog.stop, utf8_bytes(AttemptLog.text))
+        query = query.where(AttemptLog.attempt_id == attempt.id).order_by(AttemptLog.rank, AttemptLog.start)
+        sizes: dict[int, int] = {}
+        expected = 0
+        for rank, start, stop, size in self._session.execute(query):
+            if rank not in sizes:
+                sizes[rank], expected = 0, 0
+            if start > expected:
+                sizes[rank] += len(_left_out(start - expected))
+            sizes[rank] += size
+            expected = stop
+        return sizes
+
     def _end(self, attempt: Attempt, rank: int) -> int:
         query = select(func.coalesce(func.max(AttemptLog.stop), 0))
         return self._session.scalars(query.where(AttemptLog.attempt_id == attempt.id, AttemptLog.rank == rank)).one()
+
+
+def _left_out(count: int) -> str:
+    return f"\n[... {count} bytes left out ...]\n"

@@ -82,6 +82,23 @@ def _postgresql_lower(element: lowered, compiler: SQLCompiler, **options: Any) -
     return f"lower({compiler.process(element.clauses, **options)})"
 
 
+class utf8_bytes(FunctionElement[int]):
+    """How many bytes a text takes in UTF-8."""
+
+    type = Integer()
+    inherit_cache = True
+
+
+@compiles(utf8_bytes, "sqlite")
+def _sqlite_bytes(element: utf8_bytes, compiler: SQLCompiler, **options: Any) -> str:
+    return f"length(CAST({compiler.process(element.clauses, **options)} AS BLOB))"
+
+
+@compiles(utf8_bytes, "postgresql")
+def _postgresql_bytes(element: utf8_bytes, compiler: SQLCompiler, **options: Any) -> str:
+    return f"octet_length({compiler.process(element.clauses, **options)})"
+
+
 # Built once: building a statement costs more than running it.
 _READ_CLOCK: Final = select(database_now())
 

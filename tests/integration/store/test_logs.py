@@ -64,3 +64,16 @@ def test_of_a_long_log_beginning_and_end_are_kept(database: Database, monkeypatc
 def test_a_rank_that_the_run_does_not_have_is_refused(database: Database) -> None:
     with database.write() as session, pytest.raises(InvalidInput, match="rank 2 does not exist"):
         LogRepository(session).append(new_attempt(session), piece(0, "x", rank=2))
+
+
+def test_sizes_are_those_of_what_is_read(database: Database) -> None:
+    with database.write() as session:
+        attempt, logs = new_attempt(session), LogRepository(session)
+        for rank, text in ((None, "driver\n"), (0, "Größe: 3 µs\x00\n"), (0, "late\n"), (1, "")):
+            logs.append(attempt, LogPiece(rank=rank, start=0, stop=30, text=text))
+        logs.append(attempt, piece(100, "späte\n"))
+
+        sizes = logs.sizes(attempt)
+
+        assert sizes == {rank: len(logs.read(attempt, rank).encode()) for rank in (DRIVER, 0, 1)}
+        assert sizes[0] > len(logs.read(attempt, 0))

@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import tarfile
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import httpx
 import pytest
 
 from muonscope.contract.attempts import AttemptFacts, CheckpointFact, LogPiece
+from service.artifacts import list_artifacts
 from service.store.attempts import AttemptRepository
 from service.store.checkpoints import CheckpointRepository
 from service.store.logs import LogRepository
+from service.store.runs import RunRepository
 from service.store.session import Database
 from tests.unit.service.test_runs import wait_for_status
 
@@ -68,6 +71,32 @@ def test_all_that_a_run_leaves_is_listed_and_can_be_read(client: httpx.Client, r
     assert (log.text, log.headers["content-type"]) == ("hello\n", "text/plain; charset=utf-8")
     assert log.headers["content-disposition"] == 'attachment; filename="rank-0.log"'
     assert client.get(f"/runs/{run_id}/logs?rank=0").text == "hello\n"
+
+
+def test_to_list_logs_is_not_to_read_them(client: httpx.Client, run_id: str, tmp_path: Path) -> None:
+    size, count = 65_000, 64
+    database = Database(f"sqlite:///{tmp_path / 'muonscope.db'}")
+    with database.write() as session:
+        attempt = AttemptRepository(session).get(f"run-{run_id}-a1")
+        for place in range(count):
+            start = 6 + size * place
+            text = "x" * (size - 1) + "\n"
+            LogRepository(session).append(attempt, LogPiece(rank=0, start=start, stop=start + size, text=text))
+
+    with database.read() as session:
+        run = RunRepository(session).get(run_id)
+        tracemalloc.start()
+        try:
+            found = {artifact.name: artifact for artifact in list_artifacts(session, run, None)}
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    database.dispose()
+
+    log = client.get(f"/runs/{run_id}/artifacts/attempt-1/rank-0.log").content
+    assert found["attempt-1/rank-0.log"].total_bytes == len(log) > 1024 * 1024
+    # Measured: 0.1 MB.
+    assert peak < len(log) / 2
 
 
 def test_a_checkpoint_comes_as_an_archive_of_what_its_manifest_names(
