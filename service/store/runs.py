@@ -110,39 +110,22 @@ class RunRepository:
         spec = stated(spec)
         document = spec.model_dump(mode="json")
         request_hash = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
-        if idempotency_key is not None:
-            earlier = self.find_by_key(idempotency_key)
-            if earlier is not None:
-                if earlier.request_hash != request_hash:
-                    raise Conflict(
-                        f"the idempotency key was used for run {earlier.uid}, whose spec differs",
-                        field="Idempotency-Key",
-                        value=idempotency_key,
-                        remedy="send a new key with a new spec",
-                    )
-                return earlier, False
+        earlier = None if idempotency_key is None else self._made_before(idempotency_key, request_hash)
+        if earlier is not None:
+            return earlier, False
         run = Run(
             uid=new_uid(),
             experiment_id=experiment.id if experiment is not None else None,
             position=position,
             spec=document,
-            fingerprint=spec.fingerprint(),
             idempotency_key=idempotency_key,
             request_hash=request_hash if idempotency_key is not None else None,
-            name=spec.name,
-            task=spec.task.name,
-            step_ordering=spec.step_ordering,
-            implementation=spec.implementation,
-            zero_stage=spec.zero_stage,
-            world_size=spec.world_size,
-            steps=spec.steps,
-            initial_scale=initial_scale(spec),
-            priority=spec.priority,
             status=RunStatus.QUEUED,
             findings=[],
             revision=self._next_revision(),
             created_at=read_clock(self._session),
             submitted_by=submitted_by,
+            **_searched(spec),
         )
         run.summary = RunSummary()
         run.tags = [RunTag(position=place, tag=tag) for place, tag in enumerate(spec.tags)]
@@ -155,6 +138,18 @@ class RunRepository:
             "run_status", run=run, to_status=run.status, who=who, why=why, at=run.created_at
         )
         return run, True
+
+    def _made_before(self, key: str, request_hash: str) -> Run | None:
+        """Return the run that this key was used for; raises Conflict where that was another request."""
+        earlier = self.find_by_key(key)
+        if earlier is not None and earlier.request_hash != request_hash:
+            raise Conflict(
+                f"the idempotency key was used for run {earlier.uid}, whose spec differs",
+                field="Idempotency-Key",
+                value=key,
+                remedy="send a new key with a new spec",
+            )
+        return earlier
 
     def find_by_key(self, key: str) -> Run | None:
         """Return the run that was made under an idempotency key; raises InvalidInput for what is none."""
@@ -393,6 +388,22 @@ def stated(spec: RunSpec) -> RunSpec:
     if spec.implementation is Implementation.DEEPSPEED and leaves_it:
         return spec.model_copy(update={"clip_scope": "update"})
     return spec
+
+
+def _searched(spec: RunSpec) -> dict[str, Any]:
+    """Return what of a spec has columns of its own, for search and order."""
+    return {
+        "fingerprint": spec.fingerprint(),
+        "name": spec.name,
+        "task": spec.task.name,
+        "step_ordering": spec.step_ordering,
+        "implementation": spec.implementation,
+        "zero_stage": spec.zero_stage,
+        "world_size": spec.world_size,
+        "steps": spec.steps,
+        "initial_scale": initial_scale(spec),
+        "priority": spec.priority,
+    }
 
 
 def initial_scale(spec: RunSpec) -> float | None:
