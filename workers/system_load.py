@@ -6,6 +6,7 @@ is null. It ends when the controller refuses, as it does once the attempt is ove
 
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -22,6 +23,8 @@ from workers.spool import Destination
 SAMPLE_S: Final = 5.0
 KEPT_SAMPLES: Final = 720
 MESSAGE_SAMPLES: Final = 200
+SHORTEST_S: Final = 0.1
+"""The processor's time is counted in hundredths of a second: over less than this its share is noise, mostly 0."""
 
 logger = logging.getLogger(__name__)
 
@@ -43,14 +46,12 @@ class Sampler:
         self._client = ControllerClient(destination.controller_url, destination.attempt_id, destination.token)
         self._process = psutil.Process()
         self._gpu = _find_gpu()
+        self._measured_at = -math.inf
         self._waiting: deque[Measured] = deque(maxlen=KEPT_SAMPLES)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="system-load", daemon=True)
 
     def start(self) -> None:
-        # These two measure since their last call.
-        self._process.cpu_percent()
-        psutil.cpu_percent()
         self._thread.start()
 
     def stop(self, patience_s: float = 2.0) -> None:
@@ -59,6 +60,8 @@ class Sampler:
         self._thread.join(timeout=patience_s)
 
     def _run(self) -> None:
+        # What is measured first is the time until here; in this thread, for psutil counts for each one by itself.
+        self._processor_load()
         is_over = False
         while not is_over:
             is_over = self._ending.wait(self._period_s)
@@ -75,12 +78,19 @@ class Sampler:
     def _sample(self) -> Measured:
         return {"rank": self._rank, "at": time.time(), **self._process_load(), **self._gpu()}
 
+    def _processor_load(self) -> Measured:
+        """Return the shares of the processor since they were last measured; null, and not measured, too soon after."""
+        now = time.monotonic()
+        if now - self._measured_at < SHORTEST_S:
+            return {"cpu_percent": None, "node_cpu_percent": None}
+        self._measured_at = now
+        return {"cpu_percent": self._process.cpu_percent(), "node_cpu_percent": psutil.cpu_percent()}
+
     def _process_load(self) -> Measured:
         memory = psutil.virtual_memory()
         return {
-            "cpu_percent": self._process.cpu_percent(),
+            **self._processor_load(),
             "memory_bytes": self._process.memory_info().rss,
-            "node_cpu_percent": psutil.cpu_percent(),
             "node_memory_bytes": memory.total - memory.available,
             "node_memory_total_bytes": memory.total,
         }

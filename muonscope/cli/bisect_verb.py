@@ -106,14 +106,17 @@ class Trials:
         from muonscope.errors import InvalidRequest, ReleaseNotTried
 
         try:
-            queued = self._client.experiments.create_builtin(self._experiment, deepspeed=version, **self._options)
+            finished = follow(
+                self._client,
+                lambda: self._client.experiments.create_builtin(self._experiment, deepspeed=version, **self._options),
+                self._screen,
+            )
         except InvalidRequest as refused:
             # The release's Muon has none of the stages; a name that is wrong is wrong for every release.
             if refused.field != "deepspeed":
                 raise
             self._screen.progress(str(refused))
             return None
-        finished = follow(self._client, queued, self._screen)
         for run in finished.runs:
             failure = run.failure
             if exit_codes.exit_code(run) == exit_codes.STOPPED:

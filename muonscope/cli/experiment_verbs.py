@@ -2,13 +2,14 @@
 
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from muonscope.cli import exit_codes
-from muonscope.cli.interrupts import sigterm_interrupts
+from muonscope.cli.interrupts import held_interrupts, sigterm_interrupts
 from muonscope.cli.options import Json, Url, open_client
 from muonscope.cli.screen import Screen
 
@@ -68,8 +69,13 @@ def run(
     own = _read_own(name, options, screen)
     with sigterm_interrupts(), service_for(url, screen) as service:
         client = service.client
-        queued = client.experiments.create_builtin(name, **options) if own is None else client.experiments.create(**own)
-        finished = follow(client, queued, screen)
+        finished = follow(
+            client,
+            lambda: (
+                client.experiments.create_builtin(name, **options) if own is None else client.experiments.create(**own)
+            ),
+            screen,
+        )
         _print_result(finished, screen)
         ends = service.home is not None and not keep_serving
         screen.progress(_dashboard(f"{client.url}/ui/experiments/{finished.id}", service.home if ends else None))
@@ -123,18 +129,20 @@ def ls(
         screen.progress("no experiments yet: `muonscope experiment run thirty-step` runs one")
 
 
-def follow(client: "Client", experiment: "Experiment", screen: Screen) -> "Experiment":
-    """Show the runs' progress to their end; stop them when the command is told to end."""
+def follow(client: "Client", queue: Callable[[], "Experiment"], screen: Screen) -> "Experiment":
+    """Queue an experiment and show its runs' progress to their end; stop them when the command is told to end."""
     from muonscope.cli.progress import follow_runs
 
-    latest = experiment
-    try:
-        with follow_runs(experiment.runs, screen) as progress:
-            for latest in client.experiments.watch(experiment.id):
-                progress.update(latest.runs)
-    except KeyboardInterrupt:
-        _stop_what_goes(client, latest, screen)
-        raise typer.Exit(exit_codes.STOPPED) from None
+    with held_interrupts() as release:
+        experiment = latest = queue()
+        try:
+            release()
+            with follow_runs(experiment.runs, screen) as progress:
+                for latest in client.experiments.watch(experiment.id):
+                    progress.update(latest.runs)
+        except KeyboardInterrupt:
+            _stop_what_goes(client, latest, screen)
+            raise typer.Exit(exit_codes.STOPPED) from None
     return latest
 
 

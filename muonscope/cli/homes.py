@@ -1,6 +1,7 @@
 """Which folder of state a service on this machine keeps: found from its process, never asked for over HTTP."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,8 @@ def check_home(home: Path, url: str, *, is_up: bool) -> Finding:
     )
 
 
-def other_home_line(database_url: str | None) -> str:
-    """Warn, in a line, that the service which this shell's commands talk to keeps another state than they look at.
+def warn_of_another_home(database_url: str | None) -> None:
+    """Say on standard error that the service which this shell's commands talk to keeps another state than they look at.
 
     Nothing where it keeps the same, is not to be seen, or a database is named.
     """
@@ -41,10 +42,11 @@ def other_home_line(database_url: str | None) -> str:
     url, settings = ClientSettings().url, Settings()
     served = home_served_at(url) if not (database_url or settings.database_url) else None
     if served is None or served.resolve() == settings.home.resolve():
-        return ""
-    return (
+        return
+    print(
         f"note: the service at {url} keeps its state in {served}, not in {settings.home}; "
-        f"for its own: export MUONSCOPE_HOME={served}"
+        f"for its own: export MUONSCOPE_HOME={served}",
+        file=sys.stderr,
     )
 
 

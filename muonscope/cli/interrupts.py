@@ -1,8 +1,10 @@
 """SIGTERM as Ctrl-C: whoever ends the command, what it started is ended in order."""
 
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 @contextmanager
@@ -13,3 +15,34 @@ def sigterm_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+@contextmanager
+def held_interrupts() -> Iterator[Callable[[], None]]:
+    """Keep Ctrl-C and SIGTERM back while a service is asked to begin something: only its answer says what to stop.
+
+    Yields:
+        what ends that, called with the answer at hand: raises KeyboardInterrupt if one came meanwhile. From then on,
+        and for whoever asks a second time, both raise it at once.
+    """
+    came, is_held = False, True
+
+    def hold(_number: int, _frame: Any) -> None:
+        nonlocal came
+        if came or not is_held:
+            raise KeyboardInterrupt
+        came = True
+        print("\nending once the service has answered; once more ends at once", file=sys.stderr)
+
+    def release() -> None:
+        nonlocal is_held
+        is_held = False
+        if came:
+            raise KeyboardInterrupt
+
+    previous = {number: signal.signal(number, hold) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield release
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

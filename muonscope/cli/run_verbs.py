@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from muonscope.cli import exit_codes
-from muonscope.cli.interrupts import sigterm_interrupts
+from muonscope.cli.interrupts import held_interrupts, sigterm_interrupts
 from muonscope.cli.options import Json, RunId, SpecPath, Url, open_client
 from muonscope.cli.screen import Screen, counted
 
@@ -53,8 +53,10 @@ def submit(
             else:
                 screen.line(f"would be accepted, fingerprint {valid['fingerprint']}")
             return
-        queued = client.runs.submit(wanted)
-    _print_queued(queued, screen)
+        with held_interrupts() as release:
+            queued = client.runs.submit(wanted)
+            _print_queued(queued, screen)
+            release()
 
 
 def _print_queued(queued: "Run", screen: Screen) -> None:
@@ -96,12 +98,13 @@ def run(
         refuse_invalid(wanted)
         opened = standalone_service(file, screen, task=own_task(wanted))
     # Around the service's start as well: ended in the midst of it, the command would leave it and its Ray behind.
-    with sigterm_interrupts(), opened as client:
+    with sigterm_interrupts(), opened as client, held_interrupts() as release:
         queued = client.runs.submit(wanted)
         # Whoever reads it in a job's log asks for the run by its id.
         screen.progress(f"run {queued.id}")
         told = nullcontext() if file is None else _record_told(file, screen)
         with told, _stopped_on_interrupt(client, queued):
+            release()
             _follow(client, queued, screen)
 
 
@@ -188,7 +191,12 @@ def show(
 def watch(run_id: RunId, url: Url = None, as_json: Json = False) -> None:
     """Follow a run to its end and exit by its verdict. Ctrl-C stops watching, not the run."""
     with open_client(url) as client:
-        _follow(client, client.runs.get(run_id), Screen(as_json))
+        found = client.runs.get(run_id)
+        try:
+            _follow(client, found, Screen(as_json))
+        except KeyboardInterrupt:
+            print(f"\n{found.id} goes on; `muonscope stop {found.id}` stops it", file=sys.stderr)
+            raise typer.Exit(exit_codes.STOPPED) from None
 
 
 def compare(
@@ -342,8 +350,7 @@ def _stopped_on_interrupt(client: "Client", run: "Run") -> Iterator[None]:
     from muonscope.errors import Conflict
 
     try:
-        with sigterm_interrupts():
-            yield
+        yield
     except KeyboardInterrupt:
         try:
             client.runs.stop(run.id)

@@ -201,7 +201,11 @@ def _child_service(
         )
     try:
         with Client(f"http://127.0.0.1:{port}", token=token, retries=0) as client:
-            _wait_until_ready(client, process, log)
+            try:
+                _wait_until_ready(client, process, log)
+            except KeyboardInterrupt:
+                print("\nending the service before it was ready: nothing was queued", file=sys.stderr)
+                raise
         with Client(client.url, token=token) as client:
             yield client
     finally:

@@ -58,10 +58,12 @@ def backup(
     as_json: Json = False,
 ) -> None:
     """Copy the database as it is now, also while a service writes to it. PostgreSQL's is what `pg_dump` makes."""
+    from muonscope.cli.homes import warn_of_another_home
     from service.settings import Settings
     from service.store.backup import back_up
 
     settings = Settings() if database_url is None else Settings(database_url=database_url)
+    warn_of_another_home(database_url)
     with store_errors():
         size = back_up(settings.effective_database_url, target)
     screen = Screen(as_json)
@@ -74,10 +76,12 @@ def backup(
 @db_app.command("upgrade")
 def upgrade(database_url: DatabaseUrl = None, as_json: Json = False) -> None:
     """Bring the database to the schema this version knows, in one transaction. `muonscope up` does it too."""
+    from muonscope.cli.homes import warn_of_another_home
     from service.store.migrate import read_revisions
     from service.store.migrate import upgrade as upgrade_schema
 
     screen = Screen(as_json)
+    warn_of_another_home(database_url)
     with open_store(database_url) as database:
         before = read_revisions(database)[0] if database.path is None or database.path.exists() else None
         after = upgrade_schema(database)

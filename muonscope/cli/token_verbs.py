@@ -156,10 +156,9 @@ def _store(database_url: str | None) -> Iterator["Database"]:
 
 
 def _warn_of_another_home(database_url: str | None) -> None:
-    from muonscope.cli.homes import other_home_line
+    from muonscope.cli.homes import warn_of_another_home
 
-    if line := other_home_line(database_url):
-        print(line, file=sys.stderr)
+    warn_of_another_home(database_url)
 
 
 def _who() -> str:

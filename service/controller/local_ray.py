@@ -215,7 +215,8 @@ class LocalRay:
         if not head.is_alive() or not await self._answers(head):
             await asyncio.to_thread(end_head, head.id)
             raise RuntimeError(f"the new Ray at {head.address} does not answer: {_tail(log)}")
-        logger.info("started Ray at %s with %d GPUs", head.address, head.gpus, extra={"action": "ray_started"})
+        kind = "GPUs" if self._real_gpus else "logical GPUs"
+        logger.info("started Ray at %s with %d %s", head.address, head.gpus, kind, extra={"action": "ray_started"})
         return head
 
     def _environment(self, head: Head) -> dict[str, str]:

@@ -176,6 +176,7 @@ def test_an_interrupted_watch_leaves_its_run_alone(
 
     assert result.code == 130
     assert "POST /runs/r1/stop" not in service.paths()
+    assert result.err.endswith("\nr1 goes on; `muonscope stop r1` stops it\n")
 
 
 @pytest.mark.parametrize("has_muon", [True, False])

@@ -18,6 +18,8 @@ NOW = datetime(2026, 11, 29, tzinfo=UTC)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MUONSCOPE_HOME", str(tmp_path))
     monkeypatch.delenv("MUONSCOPE_TOKEN", raising=False)
+    # No service that happens to run on this machine: its home would be told of.
+    monkeypatch.setenv("MUONSCOPE_URL", "http://127.0.0.1:9")
     return tmp_path
 
 
@@ -167,17 +169,18 @@ def test_a_store_without_tokens_says_so(command: RunCommand, home: Path) -> None
     assert (listed.code, listed.out, listed.err) == (0, "", "no tokens yet: `muonscope token create` makes one\n")
 
 
-def test_a_token_for_another_store_than_the_running_services_is_warned_of(
+def test_a_token_or_a_copy_of_another_store_than_the_running_services_is_warned_of(
     command: RunCommand, start: Start, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MUONSCOPE_URL", start("/bin/muonscope", "up", home="served", cwd=tmp_path))
 
     listed, made = command("token", "ls"), command("token", "create", "--name", "ann", "--scope", "read")
+    kept, upgraded = command("db", "backup", str(tmp_path / "copy.db")), command("db", "upgrade")
     monkeypatch.setenv("MUONSCOPE_HOME", str(tmp_path / "served"))
     # Counter-test: of the service's own there is nothing to say.
     own = command("token", "create", "--name", "ann", "--scope", "read")
 
-    for told in (listed, made):
+    for told in (listed, made, kept, upgraded):
         (warning,) = (line for line in told.err.splitlines() if line.startswith("note: "))
         assert f"keeps its state in {tmp_path}/served, not in {home}" in warning
         assert f"export MUONSCOPE_HOME={tmp_path}/served" in warning

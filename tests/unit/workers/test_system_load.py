@@ -64,7 +64,7 @@ def _wait_for(condition: Callable[[], bool]) -> None:
 
 def test_a_rank_says_how_busy_it_and_its_node_are(controller: _Controller) -> None:
     before = time.time()
-    sampler = system_load.start(controller.destination, 3, period_s=0.05)
+    sampler = system_load.start(controller.destination, 3, period_s=0.2)
     _wait_for(lambda: len(controller.samples) >= 2)
     sampler.stop()
 
@@ -74,6 +74,28 @@ def test_a_rank_says_how_busy_it_and_its_node_are(controller: _Controller) -> No
     assert first.cpu_percent >= 0
     assert 0 < first.memory_bytes < first.node_memory_total_bytes
     assert 0 < first.node_memory_bytes < first.node_memory_total_bytes
+
+
+def test_a_share_of_the_processor_over_too_short_a_time_is_not_measured_and_no_zero(
+    controller: _Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shortest_s = system_load.SHORTEST_S
+    monkeypatch.setattr(system_load, "SHORTEST_S", 3600.0)
+    short = system_load.start(controller.destination, 0, period_s=3600.0)
+    short.stop()
+    monkeypatch.setattr(system_load, "SHORTEST_S", shortest_s)
+    long = system_load.start(controller.destination, 1, period_s=3600.0)
+    busy_until = time.process_time() + 0.3
+    while time.process_time() < busy_until:
+        pass
+    long.stop()
+
+    first, second = controller.samples
+    assert (first.rank, first.cpu_percent, first.node_cpu_percent) == (0, None, None)
+    assert first.memory_bytes > 0
+    assert second.rank == 1
+    assert second.cpu_percent > 0
+    assert second.node_cpu_percent > 0
 
 
 def test_samples_wait_while_the_controller_is_away(controller: _Controller) -> None:

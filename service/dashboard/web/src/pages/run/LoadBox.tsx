@@ -42,10 +42,10 @@ export function LoadBox({ samples, clock, step }: Props) {
           ))}
         </tbody>
       </table>
-      {node && node.node_cpu_percent !== null && (
+      {node && node.node_memory_bytes !== null && (
         <p className="body ink-3 num">
-          Rank {node.rank}'s node: {percent(node.node_cpu_percent)} CPU, {formatBytes(node.node_memory_bytes)} of{" "}
-          {formatBytes(node.node_memory_total_bytes)}.
+          Rank {node.rank}'s node: {node.node_cpu_percent !== null && `${percent(node.node_cpu_percent)} CPU, `}
+          {formatBytes(node.node_memory_bytes)} of {formatBytes(node.node_memory_total_bytes)}.
         </p>
       )}
     </Box>
