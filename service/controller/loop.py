@@ -411,8 +411,10 @@ class ControllerLoop:
             request = JobRequest(
                 submission_id, self._owner, urls, token, None if home is None else str(home), working_dir
             )
+            # Before it is sent: its driver may have started by the time that Ray's answer is read.
+            sent_at = time.time()
             await self._launcher.submit(request)
-            self._memory.phases[submission_id] = time.time()
+            self._memory.phases[submission_id] = sent_at
         except JobRefused as error:
             logger.warning("Ray refused %s", submission_id, extra={"action": "job_refused"})
             self._memory.refusals[submission_id] = Failure(kind=FailureKind.SETUP_FAILED, message=str(error)[:20_000])

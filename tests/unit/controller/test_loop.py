@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 
 from muonscope.contract.status import AttemptStatus, FailureKind, RunStatus
-from service.controller.launcher import Job, JobStatus, LauncherUnavailable
+from service.controller.launcher import Job, JobRequest, JobStatus, LauncherUnavailable
 from service.controller.loop import ControllerLoop
 from service.errors import Unavailable
 from service.store.attempts import AttemptRepository
@@ -49,6 +49,23 @@ def test_the_phases_before_the_driver_are_recorded(desk: Desk) -> None:
     desk.tick(2)
     phases = desk.run(uid).attempts[0].phases
     assert phases["submitted"] <= phases["job_submitted"] <= time.time() + 1
+
+
+def test_a_driver_that_starts_before_rays_answer_is_read_starts_after_its_job_was_submitted(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uid = desk.submit()
+    submit, started = desk.launcher.submit, []
+
+    async def answered_late(request: JobRequest) -> None:
+        await submit(request)
+        started.append(time.time())
+        await asyncio.sleep(0.05)
+
+    monkeypatch.setattr(desk.launcher, "submit", answered_late)
+    desk.tick(2)
+
+    assert desk.run(uid).attempts[0].phases["job_submitted"] <= started[0]
 
 
 def test_runs_that_do_not_fit_wait_and_say_why(desk: Desk) -> None:
