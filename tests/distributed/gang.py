@@ -1,7 +1,7 @@
 """Ranks as real processes: spawned once, given many cases, ended hard when they hang.
 
     gang = Gang(world_size=2)
-    results = gang.run(case, timeout_s=60, key=value)      # case(**kwargs) on every rank; results by rank
+    results = gang.run(case, key=value)      # case(**kwargs) on every rank; results by rank
 
 A case is a module-level function, so that it can be named to the ranks; what it returns must pickle. A failure says
 which rank raised what, and which ranks were still silent. This module imports no torch.
@@ -13,7 +13,6 @@ that start from nothing.
 import multiprocessing as mp
 import os
 import pickle
-import socket
 import time
 import traceback
 import warnings
@@ -23,9 +22,13 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from tests.ports import hold_port, number_of
+
 # One rank has raised: its peers get this long to say something too, before they are ended.
-GRACE_S = 3.0
-START_LIMIT_S = 120.0
+GRACE_S = 5.0
+START_LIMIT_S = 240.0
+# For what hangs: a case takes seconds, and many times that on a machine that does much else.
+CASE_LIMIT_S = 200.0
 # What the server imports before it forks the first rank.
 PRELOADED = ["tests.distributed.scenario"]
 # `fork`, for a parent that has imported all of it itself.
@@ -48,7 +51,7 @@ class Gang:
         self._pipes: list[Connection] = []
         self._results: dict[tuple[str, str], list[Any]] = {}
 
-    def run(self, case: Callable[..., Any], *, timeout_s: float = 60.0, **arguments: Any) -> list[Any]:
+    def run(self, case: Callable[..., Any], *, timeout_s: float = CASE_LIMIT_S, **arguments: Any) -> list[Any]:
         """Run a case on every rank and return what each returned, by rank."""
         if not self._processes:
             self._start()
@@ -76,25 +79,24 @@ class Gang:
         for process in self._processes:
             process.kill()
         for process in self._processes:
-            process.join(10)
+            process.join(60)
         for pipe in self._pipes:
             pipe.close()
         self._processes, self._pipes = [], []
 
     def _start(self) -> None:
         context = _context()
-        port = _free_port()
-        with _environment({**DEFAULTS, "OMP_NUM_THREADS": "1"}):
+        # Held until all have met there.
+        with hold_port() as held, _environment({**DEFAULTS, "OMP_NUM_THREADS": "1"}):
+            port = number_of(held) if self._trains else None
             for rank in range(self.world_size):
                 ours, theirs = context.Pipe()
-                process = context.Process(
-                    target=_serve, args=(theirs, rank, self.world_size, port if self._trains else None), daemon=True
-                )
+                process = context.Process(target=_serve, args=(theirs, rank, self.world_size, port), daemon=True)
                 process.start()
                 theirs.close()
                 self._processes.append(process)
                 self._pipes.append(ours)
-        answers = self._collect(START_LIMIT_S)
+            answers = self._collect(START_LIMIT_S)
         if any(kind != "returned" for kind, _ in answers):
             self.close()
             raise GangFailure(f"the ranks did not start: {answers}")
@@ -111,7 +113,7 @@ class Gang:
                     try:
                         answers[rank] = self._pipes[rank].recv()
                     except EOFError:
-                        self._processes[rank].join(1)
+                        self._processes[rank].join(30)
                         answers[rank] = ("died", f"exit code {self._processes[rank].exitcode}")
             if any(answer is not None and answer[0] != "returned" for answer in answers):
                 deadline = min(deadline, time.monotonic() + GRACE_S)
@@ -137,12 +139,6 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
     finally:
         for name in missing:
             del os.environ[name]
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _serve(pipe: Connection, rank: int, world_size: int, port: int | None) -> None:

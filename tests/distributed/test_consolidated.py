@@ -156,7 +156,7 @@ def test_what_the_first_rank_alone_cannot_save_is_refused_by_every_rank(
     folder = str(tmp_path / "checkpoint") if has_name else None
     expected = "is not JSON" if has_name else "empty name"
 
-    for message in gang(2).run(cases.refused_by_the_first_rank, folder=folder, timeout_s=20):
+    for message in gang(2).run(cases.refused_by_the_first_rank, folder=folder):
         assert expected in message
     assert not any(tmp_path.iterdir())
 

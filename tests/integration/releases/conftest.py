@@ -60,4 +60,4 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
 
         yield run
         orders.close()
-        process.wait(10)
+        process.wait(60)

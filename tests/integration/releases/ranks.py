@@ -16,11 +16,11 @@ import warnings
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tests.integration.workers.local_ray import free_ports
+from tests.ports import hold_port, number_of
 from workers.environment import keep_compiler_unloaded, prepare_environment
 
-CASE_LIMIT_S = 60.0
-ORDER_LIMIT_S = 120.0
+CASE_LIMIT_S = 200.0
+ORDER_LIMIT_S = 400.0
 
 
 def main() -> None:
@@ -63,20 +63,21 @@ def _import_and_train(folder: str | None, specs: list[dict[str, Any]], answer: C
 
 
 def _train(spec: dict[str, Any]) -> Any:
-    world_size, (port,) = spec.get("world_size", 1), free_ports(1)
+    world_size = spec.get("world_size", 1)
     context = mp.get_context("fork")
     ours, theirs = context.Pipe()
-    ranks = [
-        context.Process(target=_rank, args=(rank, world_size, port, spec, theirs if rank == 0 else None))
-        for rank in range(world_size)
-    ]
-    for rank in ranks:
-        rank.start()
-    try:
-        return ours.recv() if ours.poll(CASE_LIMIT_S) else {"crash": f"no answer within {CASE_LIMIT_S:g} s"}
-    finally:
+    with hold_port() as held:
+        ranks = [
+            context.Process(target=_rank, args=(rank, world_size, number_of(held), spec, theirs if rank == 0 else None))
+            for rank in range(world_size)
+        ]
         for rank in ranks:
-            rank.kill()
+            rank.start()
+        try:
+            return ours.recv() if ours.poll(CASE_LIMIT_S) else {"crash": f"no answer within {CASE_LIMIT_S:g} s"}
+        finally:
+            for rank in ranks:
+                rank.kill()
 
 
 def _rank(rank: int, world_size: int, port: int, spec: dict[str, Any], answer: Connection | None) -> None:
