@@ -81,6 +81,14 @@ def application(**settings: Any) -> FastAPI:
     return app
 
 
+def wait_for_the_rest(app: FastAPI) -> None:
+    """Wait until all requests are over, with what they do after their answers."""
+    deadline = time.monotonic() + 60
+    while app.state.under_way:
+        assert time.monotonic() < deadline, app.state.under_way
+        time.sleep(0.005)
+
+
 @contextmanager
 def served(app: FastAPI) -> Iterator[httpx.Client]:
     """Serve the application on a free port and give a client of it."""
@@ -94,6 +102,7 @@ def served(app: FastAPI) -> Iterator[httpx.Client]:
         port = server.servers[0].sockets[0].getsockname()[1]
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False, verify=False) as client:
             client.event_hooks = {"response": [hold_to_document]}
+            app.state.under_way = server.server_state.tasks
             yield client
     finally:
         server.should_exit = True

@@ -6,7 +6,7 @@ from fastapi import FastAPI
 
 from service.store.session import Database
 from tests.databases import database, postgres_template, postgres_url, sqlite_database, sqlite_template
-from tests.integration.api_telemetry.application import FakeController, application, served
+from tests.integration.api_telemetry.application import FakeController, application, served, wait_for_the_rest
 
 __all__ = ["database", "postgres_template", "postgres_url", "sqlite_database", "sqlite_template"]
 
@@ -25,15 +25,21 @@ def server() -> Iterator[tuple[FastAPI, httpx.Client]]:
 
 
 @pytest.fixture
-def client(server: tuple[FastAPI, httpx.Client], sqlite_database: Database, controller: FakeController) -> httpx.Client:
+def client(
+    server: tuple[FastAPI, httpx.Client], sqlite_database: Database, controller: FakeController
+) -> Iterator[httpx.Client]:
     """The API over a SQLite store."""
-    return _behind(server, sqlite_database, controller)
+    yield _behind(server, sqlite_database, controller)
+    wait_for_the_rest(server[0])
 
 
 @pytest.fixture
-def any_client(server: tuple[FastAPI, httpx.Client], database: Database, controller: FakeController) -> httpx.Client:
+def any_client(
+    server: tuple[FastAPI, httpx.Client], database: Database, controller: FakeController
+) -> Iterator[httpx.Client]:
     """The API over the store of the test's `database`."""
-    return _behind(server, database, controller)
+    yield _behind(server, database, controller)
+    wait_for_the_rest(server[0])
 
 
 def _behind(server: tuple[FastAPI, httpx.Client], store: Database, controller: FakeController) -> httpx.Client:
