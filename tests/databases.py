@@ -26,7 +26,7 @@ def opened(url: str) -> Iterator[Database]:
         yield database
     finally:
         # A server's thread may be about to give one back after its last byte: a pool disposed of would not close it.
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while database.engine.pool.checkedout() and time.monotonic() < deadline:  # type: ignore[attr-defined]
             time.sleep(0.005)
         database.dispose()

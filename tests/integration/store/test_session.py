@@ -53,13 +53,17 @@ def test_sqlite_syncs_fully_only_where_a_reply_depends_on_it(
             assert session.execute(text("PRAGMA synchronous")).scalar_one() == level
 
 
-def test_a_new_connection_reads_while_another_process_writes(sqlite_database: Database) -> None:
+def test_a_new_connection_reads_while_another_process_writes(
+    sqlite_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     uid = queue_run(sqlite_database)
+    # Whoever waited for the writer would wait for so long.
+    monkeypatch.setattr("service.store.session._BUSY_TIMEOUT_S", 60.0)
     with opened(f"sqlite:///{sqlite_database.path}") as other, sqlite_database.write():
         began = time.monotonic()
         with other.read() as session:
             assert session.scalars(select(Run.uid)).all() == [uid]
-    assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 30
 
 
 def test_a_locked_database_is_unavailable_and_not_an_error_of_ours(
@@ -98,14 +102,15 @@ def _write_both(database: Database, began: threading.Barrier) -> list[float | No
 def test_all_that_wait_behind_a_locked_database_are_refused_within_one_limit(
     sqlite_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.store.session._BUSY_TIMEOUT_S", 1.0)
+    limit_s = 5.0
+    monkeypatch.setattr("service.store.session._BUSY_TIMEOUT_S", limit_s)
     with opened(f"sqlite:///{sqlite_database.path}") as impatient, sqlite_database.write() as session:
         session.execute(text("UPDATE run SET name = 'x'"))
         refused_after = _write_both(impatient, threading.Barrier(2))
 
-    # One after another, the second would have waited two limits.
+    # One after another, the second would have waited two limits; a busy machine has most of one for the rest.
     assert len(refused_after) == 2
-    assert all(taken is not None and 0.9 < taken < 1.8 for taken in refused_after)
+    assert all(taken is not None and 0.9 * limit_s < taken < 1.9 * limit_s for taken in refused_after)
 
 
 def test_all_that_wait_get_their_turn_once_the_lock_is_let_go(sqlite_database: Database) -> None:
@@ -130,13 +135,17 @@ def _log_bytes(database: Database) -> int:
     return database.path.with_name(f"{database.path.name}-wal").stat().st_size
 
 
-def test_folds_wait_for_readers_and_for_each_other_and_keep_no_writer_waiting(sqlite_database: Database) -> None:
+def test_folds_wait_for_readers_and_for_each_other_and_keep_no_writer_waiting(
+    sqlite_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     uid = queue_run(sqlite_database)
+    # What a fold would keep writers out for, did it wait for the reader with their lock.
+    monkeypatch.setattr("service.store.session._BUSY_TIMEOUT_S", 60.0)
     took = 0.0
     with ThreadPoolExecutor(2) as threads, opened(f"sqlite:///{sqlite_database.path}") as other:
         with sqlite_database.read() as session:
             session.scalars(select(Run.uid)).all()
-            folds = [threads.submit(sqlite_database.fold_log, wait_s=30.0) for _ in range(2)]
+            folds = [threads.submit(sqlite_database.fold_log, wait_s=120.0) for _ in range(2)]
             for _ in range(5):
                 time.sleep(0.1)
                 began = time.monotonic()
@@ -145,10 +154,10 @@ def test_folds_wait_for_readers_and_for_each_other_and_keep_no_writer_waiting(sq
                 took = max(took, time.monotonic() - began)
             left = _log_bytes(sqlite_database)
 
-        assert [fold.result(timeout=30) for fold in folds] == [True, True]
+        assert [fold.result(timeout=120) for fold in folds] == [True, True]
     assert left > 0
     assert _log_bytes(sqlite_database) == 0
-    assert took < 3, "SQLite keeps writers out for as long as a fold waits for a reader at a time"
+    assert took < 30, "SQLite keeps writers out for as long as a fold waits for a reader at a time"
     with sqlite_database.read() as session:
         assert session.execute(select(Run.uid, Run.name)).all() == [(uid, "meanwhile")]
 
