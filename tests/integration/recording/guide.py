@@ -22,7 +22,7 @@ def guide_script(name: str) -> str:
 
 def ended(service: httpx.Client, run_id: str) -> dict[str, Any]:
     """The run, once its record is closed."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while (run := service.get(f"/runs/{run_id}").json())["finished_at"] is None:
         assert time.monotonic() < deadline
         time.sleep(0.02)

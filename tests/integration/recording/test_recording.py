@@ -77,8 +77,8 @@ def test_a_first_step_that_takes_long_is_told_of_on_rank_0_and_trained_as_ever(
     gang: Gangs, service: httpx.Client
 ) -> None:
     alone = gang(2).run(loops.loop, optimizer="muon", stage=1)
-    slow = gang(2).run(loops.slow_at_first, record=_to(service), after_s=0.01)
-    in_time = gang(2).run(loops.slow_at_first, record=_to(service), after_s=60.0)
+    slow = gang(2).run(loops.slow_at_first, record=_to(service), after_s=0.01, is_told=True)
+    in_time = gang(2).run(loops.slow_at_first, record=_to(service), after_s=600.0, is_told=False)
 
     (_, said), (_, of_others) = slow
     assert said.count("the first step is still under way after 0.01 s. DeepSpeed's own Muon may be compiling") == 1

@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -81,19 +82,23 @@ def one_leaves_alone(*, rank: int, record: dict[str, Any]) -> tuple[str | None, 
     return error, recording.run_id
 
 
-def without_a_keeper(*, record: dict[str, Any]) -> tuple[str, list[str]]:
-    """Try to record where no process can be started; returns the error, and the spools that are left."""
+def without_a_keeper(*, record: dict[str, Any], temporary: str) -> tuple[str, list[str]]:
+    """Try to record where no process can be started; returns the error, and the spools that are left.
+
+    They are kept below `temporary`, where nobody else keeps any.
+    """
     engine, start = build_engine("adam", 1), shipper.start_detached
 
     def refuse(directory: Path, module: str = "") -> None:
         raise subprocess.TimeoutExpired(module, 30)
 
-    before = set(spool.spool_directory("any").parent.iterdir())
+    usual, tempfile.tempdir = tempfile.tempdir, temporary
     shipper.start_detached = refuse
     try:
         with muonscope.record(engine, name="no keeper", **record):
             raise AssertionError("the block was entered")
     except subprocess.TimeoutExpired as error:
-        return type(error).__name__, [path.name for path in set(spool.spool_directory("any").parent.iterdir()) - before]
+        return type(error).__name__, [path.name for path in spool.spool_directory("any").parent.iterdir()]
     finally:
+        tempfile.tempdir = usual
         shipper.start_detached = start
