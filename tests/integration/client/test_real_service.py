@@ -35,7 +35,7 @@ class Cluster:
     def workers_of(self, run_id: str) -> Workers:
         """Wait for the run's job and enrol as its driver would."""
         submission_id = f"run-{run_id}-a1"
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while submission_id not in self.launcher.requests:
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -356,7 +356,7 @@ def test_run_follows_a_real_run_to_its_end(
     path.write_text("name: followed to the end\nsteps: 30\n")
 
     def play() -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while time.monotonic() < deadline:
             for run in client.runs.list():
                 if run.name == "followed to the end" and run.status is not RunStatus.QUEUED:

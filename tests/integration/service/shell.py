@@ -31,7 +31,7 @@ class Shell:
     def run(self, *words: str, spec: dict[str, Any] | None = None) -> tuple[int, str]:
         """Type a command; returns its exit code and what it printed."""
         process = self.start(*words, spec=spec)
-        printed, _ = process.communicate(timeout=150)
+        printed, _ = process.communicate(timeout=400)
         return process.returncode, printed
 
     def interrupt_once_it_trains(self, *words: str, spec: dict[str, Any]) -> tuple[int, str]:
@@ -44,5 +44,5 @@ class Shell:
             if "running, step" in line:
                 break
         process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=60)
+        rest, _ = process.communicate(timeout=180)
         return process.returncode, printed + rest

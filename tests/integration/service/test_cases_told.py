@@ -14,7 +14,7 @@ import pytest
 from tests.installation import ENDED, Installation
 from tests.integration.service.shell import Shell
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(900)]
 
 NAMED = "tests.faults.tasks:named"
 SHAPES = {"w": [8, 8], "scale": [6, 1, 1], "stack": [3, 4, 4]}

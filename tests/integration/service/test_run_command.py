@@ -15,7 +15,7 @@ import pytest
 from tests.installation import ENDED, REPOSITORY, STEADY, Installation, processes_with
 from tests.integration.service.shell import Shell
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(900)]
 
 FROZEN = "tests.faults.tasks:frozen"
 SHORT: dict[str, Any] = {"name": "short", "world_size": 2, "steps": 6, **STEADY}

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 REPOSITORY = Path(__file__).resolve().parents[3]
+START_LIMIT_S = 180.0
 
 
 def free_ports(count: int) -> list[int]:
@@ -76,20 +77,24 @@ class LocalRay:
                     command, env=self._environment, stdout=log, stderr=log, cwd=self._folder, start_new_session=True
                 )
             )
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + START_LIMIT_S
         while self.free_gpus() < num_gpus:
             assert time.monotonic() < deadline, (self._folder / "node.log").read_text()
             time.sleep(0.2)
 
     def idle_workers(self) -> list[int]:
         """Return the worker processes that wait for work."""
-        idle = []
+        return self.workers("ray::IDLE")
+
+    def workers(self, title: str) -> list[int]:
+        """Return the worker processes of this cluster that carry the title."""
+        found = []
         for process in self._family():
-            # One that ends while it is looked at waits for nothing.
+            # One that ends while it is looked at is none.
             with contextlib.suppress(psutil.NoSuchProcess):
-                if "ray::IDLE" in " ".join(process.cmdline()):
-                    idle.append(process.pid)
-        return idle
+                if title in " ".join(process.cmdline()):
+                    found.append(process.pid)
+        return found
 
     def submit(self, entrypoint: str, submission_id: str, env_vars: Mapping[str, str] | None = None) -> None:
         """Submit a Ray job."""
@@ -111,7 +116,7 @@ class LocalRay:
     def job_logs(self, submission_id: str) -> str:
         return str(self._call("GET", f"/api/jobs/{submission_id}/logs")["logs"])
 
-    def wait_for_job(self, submission_id: str, timeout_s: float = 90.0) -> str:
+    def wait_for_job(self, submission_id: str, timeout_s: float = 240.0) -> str:
         """Wait for a job's end and return its status."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -133,9 +138,9 @@ class LocalRay:
         for process in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGKILL)
-        psutil.wait_procs(family, timeout=10)
+        psutil.wait_procs(family, timeout=60)
         for node in self._nodes:
-            node.wait(timeout=10)
+            node.wait(timeout=60)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _family(self) -> list[psutil.Process]:
@@ -147,7 +152,7 @@ class LocalRay:
         return family
 
     def _await_jobs_api(self) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + START_LIMIT_S
         while True:
             try:
                 self._call("GET", "/api/jobs/")

@@ -95,6 +95,12 @@ class FakeController:
             self._server.server_close()
             self._server = None
 
+    def supersede(self) -> int:
+        """Take nothing more of this attempt; returns how many records were taken."""
+        with self._lock:
+            self.superseded = True
+            return len(self.records)
+
     def answer(self, path: str, authorization: str | None, body: bytes) -> tuple[int, bytes]:
         """Handle one request as the contract says."""
         with self._lock:
