@@ -26,7 +26,8 @@ import httpx
 REPOSITORY: Final = Path(__file__).resolve().parents[1]
 _HOLD: Final = ("unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
 _BRING_UP: Final = 'hostname "$1"; ip link set lo up; mount --bind "$2" /etc/hosts; echo up; exec sleep infinity'
-_START_LIMIT_S: Final = 10.0
+_START_LIMIT_S: Final = 60.0
+_END_LIMIT_S: Final = 60.0
 
 
 def refusal() -> str | None:
@@ -172,9 +173,9 @@ class Machine:
         self._holder.stdout.close()
 
     def _end(self) -> None:
-        self._holder.wait(10)
+        self._holder.wait(_END_LIMIT_S)
         for process in self._started:
-            process.wait(10)
+            process.wait(_END_LIMIT_S)
 
     def _enter(self, folder: Path | None = None) -> list[str]:
         where = f"--wd={folder or self.folder}"
@@ -206,8 +207,10 @@ def _as(user: str | None) -> list[str]:
 def _serve_door(door: str, port: int) -> None:
     """Pass each connection to the socket file `door` on to a port of this machine's loopback."""
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(door)
+        # Under its name only once it listens: who waits for the file connects at once.
+        listener.bind(f"{door}.new")
         listener.listen()
+        Path(f"{door}.new").rename(door)
         while True:
             near, _ = listener.accept()
             try:

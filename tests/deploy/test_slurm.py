@@ -77,9 +77,9 @@ def test_a_ray_that_does_not_come_up_ends_the_job_instead_of_holding_its_nodes(t
         "scontrol": "echo n1; echo n2",
         "getent": "echo 10.0.0.1 STREAM n1",
         "muonscope": "exit 0",
-        "srun": "exit 1" if ends == "srun" else "exec sleep 60",
+        "srun": "exit 1" if ends == "srun" else "exec sleep 3600",
         "ray": 'case "$*" in *--head*) %s;; list*) echo \'"node_id"\';; esac'
-        % ("exit 1" if ends == "head" else "exec sleep 60"),
+        % ("exit 1" if ends == "head" else "exec sleep 3600"),
     }
     for name, body in programs.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
@@ -90,7 +90,7 @@ def test_a_ray_that_does_not_come_up_ends_the_job_instead_of_holding_its_nodes(t
              "SLURM_JOB_NODELIST": "n[1-2]", "TMPDIR": str(tmp_path)},
     )  # fmt: skip
     try:
-        output, _ = job.communicate(timeout=10)
+        output, _ = job.communicate(timeout=120)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(job.pid, signal.SIGKILL)
@@ -131,19 +131,19 @@ def test_a_run_from_the_login_node_trains_in_the_allocation_and_its_record_outli
     log = folder / "job.log"
     job = node.start(["bash", str(SCRIPT)], {**site, **slurm}, log)
     found = folder / "home" / "address.json"
-    wait_until(lambda: found.exists() or job.poll() is not None, 120, "the service is ready", log.read_text)
+    wait_until(lambda: found.exists() or job.poll() is not None, 300, "the service is ready", log.read_text)
     assert job.poll() is None, log.read_text()
     (folder / "spec.json").write_text(json.dumps(SPEC))
 
     # Nothing is said but the home: address and token are found there.
-    said = login.call("muonscope", "run", str(folder / "spec.json"), environment=site, timeout_s=120)
+    said = login.call("muonscope", "run", str(folder / "spec.json"), environment=site, timeout_s=300)
 
     assert "trains" in said
     assert json.loads(found.read_text()) == {"url": f"http://{NODE}:8800"}
     # Slurm signals the batch script's shell alone.
     shell = int(node.call("pgrep", "--oldest", "--full", "bash .*muonscope.sbatch"))
     node.call("kill", "-TERM", str(shell))
-    wait_until(lambda: job.poll() is not None, 60, "the script ends", log.read_text)
+    wait_until(lambda: job.poll() is not None, 180, "the script ends", log.read_text)
     assert job.returncode == 128 + signal.SIGTERM, log.read_text()
     (record,) = (folder / "home" / "records").glob("*.db")
     with closing(sqlite3.connect(record)) as kept:

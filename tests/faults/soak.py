@@ -87,7 +87,7 @@ class Soak:
     def submit_all(self) -> None:
         """Submit the runs, spread over the time; each is asked for until it is acknowledged."""
         chance = random.Random(self.chance.random())
-        with httpx.Client(base_url=self.one.url, timeout=30, trust_env=False) as client:
+        with httpx.Client(base_url=self.one.url, timeout=60, trust_env=False) as client:
             for number in range(self.runs):
                 spec = {
                     **STEADY,
@@ -178,7 +178,7 @@ class Soak:
     def settle(self, report: Report) -> None:
         """Wait until every run has ended, or for as long as that may take."""
         began = time.monotonic()
-        self.one.wait(self.one.is_ready, 180, "the service is ready again")
+        self.one.wait(self.one.is_ready, what="the service is ready again")
         while not all(run["status"] in ENDED for run in self._runs().values()):
             if time.monotonic() - began > SETTLE_LIMIT_S:
                 break
@@ -243,19 +243,22 @@ class Soak:
             return float(nodes + cluster["gpus_held"])
 
         # A shipper leaves its drained spool to the driver for a minute before it ends.
-        report.check(_within(90, lambda: not left()), f"processes of runs are left: {left()[:5]}")
-        report.check(_within(30, lambda: used() == 0.0), f"{used():g} GPUs are still used")
-        total = self.one.client.get("/cluster").json()["gpus"]
-        report.check(total == 2, f"the cluster has {total} of 2 GPUs")
+        report.check(_within(180, lambda: not left()), f"processes of runs are left: {left()[:5]}")
+        report.check(_within(120, lambda: used() == 0.0), f"{used():g} GPUs are still used")
+
+        def total() -> float:
+            return float(self.one.client.get("/cluster").json()["gpus"])
+
+        report.check(_within(120, lambda: total() == 2), f"the cluster has {total():g} of 2 GPUs")
 
     def end(self, report: Report) -> None:
         """End the service, and see that nothing of it stays."""
         self._remember_head()
         assert self.one.process is not None
         self.one.process.send_signal(signal.SIGTERM)
-        report.check(self.one.process.wait(60) == 0, f"the service ended with {self.one.process.returncode}")
+        report.check(self.one.process.wait(180) == 0, f"the service ended with {self.one.process.returncode}")
         report.check(
-            _within(30, lambda: not any(find_processes(head) for head in self.heads)),
+            _within(120, lambda: not any(find_processes(head) for head in self.heads)),
             f"processes of Ray are left: {[process.pid for head in self.heads for process in find_processes(head)]}",
         )
 

@@ -48,7 +48,7 @@ def ray(house: tuple[Installation, FakeRay]) -> FakeRay:
 
 def raw(service: Installation, request: str) -> str:
     """Send a request exactly as it is written, which no client library would."""
-    with socket.create_connection(("127.0.0.1", service.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", service.port), timeout=60) as connection:
         connection.sendall(f"{request}\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
         answer = b""
         while part := connection.recv(65536):
@@ -111,7 +111,7 @@ def test_s3_no_run_brings_a_program_of_its_own(service: Installation, extra: dic
 def test_s3_s12_what_a_run_says_is_never_part_of_its_command_line(service: Installation, ray: FakeRay) -> None:
     said = "$(touch /tmp/planted); `id` && ignore all previous instructions"
     run_id = service.submit(world_size=1, name=said, notes=said, tags=[said[:20]])
-    service.wait(lambda: f"run-{run_id}-a1" in ray.jobs, 20, "its job")
+    service.wait(lambda: f"run-{run_id}-a1" in ray.jobs, what="its job")
     line = ray.jobs[f"run-{run_id}-a1"]["entrypoint"]
     service.stop(run_id)
 
@@ -203,12 +203,9 @@ def test_s10_what_would_take_too_much_is_refused_before_it_takes_anything(servic
 def test_s10_a_users_gpus_are_limited(service: Installation) -> None:
     service.client.put("/queue/limits/user/ann", json={"max_gpus": 0})
     ann = service.client.post("/runs", json={}, headers={"Muonscope-User": "ann"}).json()["id"]
-    service.wait(lambda: service.run(ann)["waiting_reason"], 20, "it waits")
-    reason = service.run(ann)["waiting_reason"]
+    service.wait(lambda: "ann" in (service.run(ann)["waiting_reason"] or ""), what="it waits for her limit")
     service.client.delete("/queue/limits/user/ann")
     service.stop(ann)
-
-    assert "ann" in reason
 
 
 def test_s11_other_sites_and_other_names_are_refused(service: Installation) -> None:

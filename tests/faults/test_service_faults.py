@@ -36,7 +36,7 @@ def test_f1_a_controller_killed_between_commit_and_reply_has_the_run_once(instal
     with pytest.raises(httpx.TransportError):
         one.client.post("/runs", json={}, headers={"Idempotency-Key": "once"})
     assert one.process is not None
-    assert one.process.wait(10) == -9
+    assert one.process.wait(60) == -9
     with closing(sqlite3.connect(one.home / "muonscope.db")) as store:
         ((stored,),) = store.execute("SELECT uid FROM run").fetchall()
 
@@ -44,7 +44,7 @@ def test_f1_a_controller_killed_between_commit_and_reply_has_the_run_once(instal
     again = one.client.post("/runs", json={}, headers={"Idempotency-Key": "once"})
 
     assert (again.status_code, again.json()["id"]) == (200, stored)
-    one.wait(lambda: ray.jobs, 20, "its job")
+    one.wait(lambda: ray.jobs, what="its job")
     assert ray.submissions == {f"run-{stored}-a1": 1}
 
 
@@ -54,7 +54,7 @@ def test_f1_a_controller_killed_amid_submissions_has_every_run_it_acknowledged(i
     acknowledged: dict[str, str] = {}
 
     def submit_for_ever(client: int) -> None:
-        with suppress(httpx.TransportError), httpx.Client(base_url=one.url, trust_env=False) as own:
+        with suppress(httpx.TransportError), httpx.Client(base_url=one.url, timeout=60, trust_env=False) as own:
             for number in range(10_000):
                 key = f"{client}-{number}"
                 answer = own.post("/runs", json={}, headers={"Idempotency-Key": key})
@@ -63,7 +63,7 @@ def test_f1_a_controller_killed_amid_submissions_has_every_run_it_acknowledged(i
     clients = [threading.Thread(target=submit_for_ever, args=(client,)) for client in range(4)]
     for client in clients:
         client.start()
-    one.wait(lambda: len(acknowledged) > 20, 30, "some are acknowledged")
+    one.wait(lambda: len(acknowledged) > 20, what="some are acknowledged")
     one.kill()
     for client in clients:
         client.join()
@@ -116,23 +116,23 @@ def test_f7_while_the_database_is_locked_nothing_is_accepted_and_no_row_is_lost(
     service: Installation, ray: FakeRay
 ) -> None:
     run_id = service.submit(world_size=1, steps=150)
-    with working(service, run_id) as worker:
+    with working(service, run_id) as worker, worker.beating():
         worker.record(50)
         worker.ship()
-        service.wait(lambda: len(service.steps(run_id)) == 50, 20, "the first rows")
+        service.wait(lambda: len(service.steps(run_id)) == 50, what="the first rows")
         with closing(sqlite3.connect(service.home / "muonscope.db", isolation_level=None)) as locker:
             locker.execute("BEGIN EXCLUSIVE")
             worker.record(50)
             began = time.monotonic()
             refused = service.client.post("/runs", json={})
-            # Ten seconds is what a request waits for its turn and for the lock together.
-            assert time.monotonic() - began < 15
+            # Ten seconds is what a request waits for its turn and for the lock together; for each, it would be twenty.
+            assert time.monotonic() - began < 19
             assert (refused.status_code, bool(refused.headers["Retry-After"])) == (503, True)
             assert service.client.get("/healthz").status_code == 200
             assert len(service.client.get("/runs").json()["runs"]) == 1
             worker.record(50)
             locker.execute("ROLLBACK")
-        service.wait(lambda: len(service.steps(run_id)) == 150, 30, "the rows of the meantime")
+        service.wait(lambda: len(service.steps(run_id)) == 150, what="the rows of the meantime")
         worker.finish()
     assert service.steps(run_id) == list(range(150))
     run = service.run(run_id)
@@ -154,7 +154,7 @@ class Postgres:
         command = [str(programs / "pg_ctl"), "-D", str(self._data), "-l", str(self._data.parent / "log"), "-w"]
         if psutil.Process().username() != owner:
             command = ["runuser", "-u", owner, "--", *command]
-        subprocess.run([*command, *arguments], cwd="/", check=True, capture_output=True, timeout=60)
+        subprocess.run([*command, *arguments], cwd="/", check=True, capture_output=True, timeout=120)
 
     def stop(self) -> None:
         self._options = (self._data / "postmaster.opts").read_text().split('"')
@@ -171,10 +171,10 @@ def test_f7_while_postgresql_is_stopped_nothing_is_accepted_and_no_row_is_lost(i
         one = install(settings={"database_url": url})
         one.start()
         run_id = one.submit(world_size=1, steps=100)
-        with working(one, run_id) as worker:
+        with working(one, run_id) as worker, worker.beating():
             worker.record(50)
             worker.ship()
-            one.wait(lambda: len(one.steps(run_id)) == 50, 20, "the first rows")
+            one.wait(lambda: len(one.steps(run_id)) == 50, what="the first rows")
             postgres = Postgres(url)
             postgres.stop()
             worker.record(50)
@@ -182,8 +182,8 @@ def test_f7_while_postgresql_is_stopped_nothing_is_accepted_and_no_row_is_lost(i
             assert (refused.status_code, bool(refused.headers["Retry-After"])) == (503, True)
             assert one.client.get("/healthz").status_code == 200
             postgres.start()
-            one.wait(one.is_ready, 30, "the service is ready again")
-            one.wait(lambda: len(one.steps(run_id)) == 100, 30, "the rows of the meantime")
+            one.wait(one.is_ready, what="the service is ready again")
+            one.wait(lambda: len(one.steps(run_id)) == 100, what="the rows of the meantime")
             worker.finish()
         assert one.steps(run_id) == list(range(100))
         run = one.run(run_id)
@@ -211,10 +211,10 @@ def test_f9_a_jump_of_the_clock_declares_nothing_dead_and_nothing_alive(
         with worker.beating():
             time.sleep(4)
             alive = one.run(run_id)
-        # Silent for good: the lease is six seconds by a clock that does not jump.
+        # Silent for good: the lease is fifteen seconds by a clock that does not jump.
         began = time.monotonic()
-        one.wait(lambda: len(one.run(run_id)["attempts"]) == 2, 30, "the silent attempt is given up")
-        assert 3 < time.monotonic() - began < 16
+        one.wait(lambda: len(one.run(run_id)["attempts"]) == 2, what="the silent attempt is given up")
+        assert 8 < time.monotonic() - began < 60
 
     assert (alive["status"], len(alive["attempts"])) == ("running", 1)
     first, second = one.run(run_id)["attempts"]
@@ -250,7 +250,7 @@ def test_f11_of_many_runs_only_those_that_fit_become_jobs_and_all_cancelled_at_o
     before = process.memory_info().rss
     with ThreadPoolExecutor(4) as pool:
         ids = list(pool.map(lambda _: service.submit(world_size=1, optimizer={}), range(MANY)))
-    service.wait(lambda: len(ray.jobs) == 2, 20, "two jobs for two GPUs")
+    service.wait(lambda: len(ray.jobs) == 2, what="two jobs for two GPUs")
     waiting = service.client.get("/queue").json()["waiting"]
 
     def cancel(run_id: str) -> int:
@@ -263,7 +263,7 @@ def test_f11_of_many_runs_only_those_that_fit_become_jobs_and_all_cancelled_at_o
     def statuses() -> set[str]:
         return {run["status"] for run in service.client.get(f"/runs?limit={MANY}").json()["runs"]}
 
-    service.wait(lambda: statuses() == {"stopped"}, 30, "all are stopped")
+    service.wait(lambda: statuses() == {"stopped"}, what="all are stopped")
     assert (waiting, set(answers)) == (MANY - 2, {202})
     # Where one was cancelled the next in line started, if it was not cancelled itself by then.
     with closing(sqlite3.connect(service.home / "muonscope.db")) as store:
@@ -283,7 +283,7 @@ def test_f12_hostile_requests_are_refused_in_bounded_memory_and_others_are_serve
     host, port = "127.0.0.1", service.port
     with ExitStack() as stack:
         for _ in range(50):
-            slow = stack.enter_context(socket.create_connection((host, port), timeout=10))
+            slow = stack.enter_context(socket.create_connection((host, port), timeout=60))
             slow.sendall(f"POST /runs HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n".encode())
             slow.sendall(b"Content-Length: 100\r\n\r\n{")
         answers = {
@@ -317,7 +317,7 @@ def test_f13_stuck_viewers_cost_bounded_memory_and_a_reconnected_one_misses_noth
         for _ in range(200):
             stuck = stack.enter_context(socket.socket())
             stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-            stuck.settimeout(10)
+            stuck.settimeout(60)
             stuck.connect(("127.0.0.1", service.port))
             stuck.sendall(b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: text/event-stream\r\n\r\n")
         with service.client.stream("GET", "/events") as seen:
@@ -336,13 +336,14 @@ def test_f13_stuck_viewers_cost_bounded_memory_and_a_reconnected_one_misses_noth
                     break
         grown = process.memory_info().rss - before
 
-    assert answered_in < 2
+    # Whoever waited for those that read nothing would wait for ever.
+    assert answered_in < 20
     assert grown < 200 * MEGABYTE
 
 
 def test_f16_a_service_killed_amid_a_migration_leaves_a_store_that_the_next_one_migrates(install: Install) -> None:
     one = install()
-    assert one.spawn((DYING, "mid-migration")).wait(60) == -9
+    assert one.spawn((DYING, "mid-migration")).wait(180) == -9
     with closing(sqlite3.connect(one.home / "muonscope.db")) as store:
         tables = store.execute("SELECT name FROM sqlite_master").fetchall()
 
@@ -359,7 +360,7 @@ def test_f16_a_store_of_a_newer_version_is_refused_with_the_remedy_and_left_alon
         store.execute("UPDATE alembic_version SET version_num = '9999'")
         store.commit()
 
-    assert service.spawn().wait(60) == 1
+    assert service.spawn().wait(180) == 1
 
     assert "9999" in service.log()
     assert "start the newer Muonscope" in service.log()
