@@ -160,7 +160,7 @@ def test_the_site_builds_without_a_warning_and_has_the_reference(tmp_path: Path)
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     # MkDocs 1.6 itself is fine; the theme's authors print an opinion about its successor.
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False, timeout=400)
 
     assert done.returncode == 0, done.stderr
     commands_page = (tmp_path / "reference" / "commands" / "index.html").read_text()
