@@ -1,6 +1,9 @@
 """The line, the queue's mode and its limits, on both databases."""
 
+from datetime import UTC, datetime
+
 import pytest
+from sqlalchemy import update
 
 from muonscope.contract.attempts import Failure
 from muonscope.contract.run_spec import RunSpec
@@ -9,9 +12,12 @@ from service.controller.transitions import LEGAL
 from service.errors import NotFound, Unavailable
 from service.store.attempts import AttemptRepository
 from service.store.events import EventRepository
+from service.store.models import QueueEntry
 from service.store.queue import QueueRepository
 from service.store.runs import RunRepository
 from service.store.session import Database, Session
+
+LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def queue_runs(session: Session, *priorities: int, submitted_by: str | None = None) -> list[str]:
@@ -45,6 +51,8 @@ def test_a_run_that_has_waited_long_stands_before_a_newer_one_of_higher_priority
         old, new = queue_runs(session, 0, 1)
         assert line(session) == [new, old]
 
+        # Both may have come in the same moment of the database's clock.
+        session.execute(update(QueueEntry).where(QueueEntry.run_id == 1).values(queued_at=LONG_AGO))
         # A point of priority is worth next to nothing now.
         QueueRepository(session).reckon_with(1e-6)
         session.flush()
