@@ -5,12 +5,14 @@ import pwd
 import shutil
 import subprocess
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqlalchemy import create_engine, text
+from sqlalchemy import Connection, create_engine, text
+from sqlalchemy.exc import OperationalError
 
 _FOLDERS = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
 
@@ -40,7 +42,7 @@ def server() -> Iterator[str]:
 
     def call(program: str, *arguments: str) -> None:
         command = [*prefix, str(programs / program), *arguments]
-        done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=400)
         assert done.returncode == 0, f"{program}: {done.stdout}{done.stderr}"
 
     try:
@@ -62,12 +64,24 @@ def fresh_database(server_url: str, template: str = "template1") -> Iterator[str
     engine = create_engine(server_url, isolation_level="AUTOCOMMIT")
     try:
         with engine.connect() as connection:
-            connection.execute(text(f'CREATE DATABASE "{name}" TEMPLATE "{template}"'))
+            _copy_database(connection, template, name)
         yield server_url.replace("/postgres?", f"/{name}?")
         with engine.connect() as connection:
             connection.execute(text(f'DROP DATABASE "{name}" WITH (FORCE)'))
     finally:
         engine.dispose()
+
+
+def _copy_database(connection: Connection, template: str, name: str) -> None:
+    """Copy a database, once the backends of those that have left it have ended, which PostgreSQL awaits for 5 s."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            connection.execute(text(f'CREATE DATABASE "{name}" TEMPLATE "{template}"'))
+            return
+        except OperationalError as error:
+            if "being accessed by other users" not in str(error) or time.monotonic() > deadline:
+                raise
 
 
 def _exists(user: str) -> bool:
