@@ -71,6 +71,11 @@ def died(client: Client, cluster: Cluster) -> str:
     return run.id
 
 
+def hold_a_gpu(client: Client, cluster: Cluster) -> None:
+    """Have a run train on and on: one of all the cluster's GPUs waits from now on."""
+    cluster.workers_of(client.runs.submit({"name": "trains on"}).id)
+
+
 def test_a_typed_spec_is_the_spec_that_is_stored(client: Client) -> None:
     spec = RunSpec(name="typed", task=ByteGptTask(num_layers=1), steps=7)
 
@@ -237,6 +242,7 @@ def test_the_asynchronous_client_follows_the_same_stream(client: Client, cluster
 
 
 def test_a_queued_run_is_stopped_and_a_finished_one_cannot_be(client: Client, cluster: Cluster) -> None:
+    hold_a_gpu(client, cluster)
     waiting = client.runs.submit({"name": "stopped", "world_size": 64, "priority": -1000})
     finished = trained(client, cluster)
 
@@ -307,6 +313,7 @@ def test_the_guides_commands_are_typed_as_they_are_printed_and_every_verb_answer
     client: Client, cluster: Cluster, command: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead, alive = died(client, cluster), trained(client, cluster)
+    hold_a_gpu(client, cluster)
     waiting = client.runs.submit({"name": "waits", "world_size": 64}).id
     hook = client.alerts.create("in json", "https://hooks.invalid/x", {"kind": "verdict", "verdicts": ["dies"]}).id
     experiment = client.experiments.create("asked in json", {}, {"zero_stage": [1]}).id
