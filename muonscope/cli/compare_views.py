@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 _DIGITS: Final = 4
 _WORDS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_MOST_NAMED: Final = 3
+_TAKEN: Final = defaultdict(lambda: "another optimizer's", muon="Muon's", adamw="AdamW's", frozen="frozen")
 _CLIPPED: Final = {"muon_exempt": "gradient of what AdamW takes"}
 _FIGURES: Final = (
     ("steps", "final", "steps"),
@@ -54,7 +57,7 @@ def answer_lines(comparison: "Comparison") -> list[str]:
     lines += [
         f"{_words(each.quantity)} is {each.a} in A and {each.b} in B: not compared" for each in comparison.not_compared
     ]
-    return lines + _clipping_lines(comparison) + _learning_lines(comparison)
+    return lines + _route_lines(comparison) + _clipping_lines(comparison) + _learning_lines(comparison)
 
 
 def spec_rows(comparison: "Comparison") -> list[list[str]]:
@@ -75,7 +78,7 @@ def figure_rows(comparison: "Comparison") -> list[list[str]]:
     over = [f" over {counted(side.mean_of_last_steps, 'step')}" if side.mean_of_last_steps else "" for side in (a, b)]
     place = next(index for index, row in enumerate(rows) if row[0] == "last loss") + 1
     rows[place:place] = [
-        ["lowest loss", *(text + step for text, step in zip(lowest, at, strict=True))],
+        ["lowest loss of applied steps", *(text + step for text, step in zip(lowest, at, strict=True))],
         ["mean loss of the last 10 % applied", *(text + steps for text, steps in zip(means, over, strict=True))],
     ]
     unlike = {_words(each.quantity) for each in comparison.not_compared}
@@ -94,6 +97,22 @@ def _divergence_lines(comparison: "Comparison") -> list[str]:
     return [
         f"first divergence: step {found.step}, {_words(found.scalar)}: {' | '.join(_pair(found.a, found.b))}{where}"
     ]
+
+
+def _route_lines(comparison: "Comparison") -> list[str]:
+    """Say which parameters not the same optimizer takes: what differs then is not the ordering's alone."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    differing = comparison.routes.differing if comparison.routes is not None else []
+    for each in differing:
+        groups.setdefault((each.a, each.b), []).append(each.parameter)
+    lines = []
+    for (a, b), names in groups.items():
+        few = names if len(names) <= _MOST_NAMED + 1 else [*names[:_MOST_NAMED], f"{len(names) - _MOST_NAMED} more"]
+        listed = few[0] if len(few) == 1 else f"{', '.join(few[:-1])} and {few[-1]}"
+        lines.append(f"{listed} {'is' if len(names) == 1 else 'are'} {_TAKEN[a]} in A and {_TAKEN[b]} in B")
+    if comparison.routes is not None and comparison.routes.num_differing > len(differing):
+        lines.append(f"{comparison.routes.num_differing} parameters are not the same optimizer's in both")
+    return lines
 
 
 def _clipping_lines(comparison: "Comparison") -> list[str]:

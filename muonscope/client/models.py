@@ -286,6 +286,23 @@ class Learning(_Answer):
     """Why the losses cannot simply be held against each other."""
 
 
+class RouteDifference(_Answer):
+    """A parameter that not the same optimizer takes in two runs."""
+
+    parameter: str
+    a: str
+    """`muon`, `adamw` or `frozen`."""
+    b: str
+
+
+class Routes(_Answer):
+    """Parameters that both models have and that not the same optimizer takes."""
+
+    num_differing: int = 0
+    differing: list[RouteDifference] = Field(default_factory=list)
+    """The first hundred, in the model's order."""
+
+
 class Comparison(_Answer):
     """Two runs: what differs in their specs, where their records part, and what that cost."""
 
@@ -302,6 +319,8 @@ class Comparison(_Answer):
     first_divergence: Divergence | None = None
     explanation: str = ""
     not_compared: list[NotCompared] = Field(default_factory=list)
+    routes: Routes | None = None
+    """None where a run has not told which optimizer takes its parameters."""
     clipping: dict[str, Clipping | None] = Field(default_factory=dict)
     """Under `a` and `b`; None for a run that never clips."""
     learning: Learning = Field(default_factory=Learning)

@@ -1,7 +1,7 @@
 """What two runs differ in: their specs, the first step that is not equal to the last bit, and what came of it. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +26,7 @@ PER_PARAMETER: Final = "momentum_norm"
 SERIES: Final = (*SCALARS, *COUNTS)
 """The series that a side of the comparison reads."""
 MAX_SCALE_CHANGES: Final = 1000
+MAX_ROUTES: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ class Side:
     initial_parameters_hash: str | None = None
     final: FinalState | None = None
     parameter_names: Sequence[str] = ()
+    routes: Mapping[str, str] = field(default_factory=dict)
+    """Which optimizer takes each parameter, by the parameter's name; empty where the run has not told."""
 
     def at(self, step: int) -> int:
         """Return the row of a step that the record holds."""
@@ -173,6 +176,7 @@ def compare(a: Side, b: Side, parameters: Sequence[int] = ()) -> dict[str, Any]:
         "first_divergence": _divergence_json(divergence, a, b, parameters),
         "explanation": explanation + _tasks_differ(difference),
         "not_compared": _not_compared(a, b),
+        "routes": _routes(a, b),
         "clipping": {"a": clipping(a.spec, a.columns), "b": clipping(b.spec, b.columns)},
         "learning": {
             "a": learned(a.columns),
@@ -184,6 +188,17 @@ def compare(a: Side, b: Side, parameters: Sequence[int] = ()) -> dict[str, Any]:
         "loss_scale": {"a": _trajectory(a), "b": _trajectory(b)},
         "final": _final(a, b),
         "cost": _cost(a, b),
+    }
+
+
+def _routes(a: Side, b: Side) -> dict[str, Any] | None:
+    """Which parameters another optimizer takes in one run than in the other; None where a run has not told its own."""
+    if not a.routes or not b.routes:
+        return None
+    differing = [name for name, route in a.routes.items() if b.routes.get(name, route) != route]
+    return {
+        "num_differing": len(differing),
+        "differing": [{"parameter": name, "a": a.routes[name], "b": b.routes[name]} for name in differing[:MAX_ROUTES]],
     }
 
 

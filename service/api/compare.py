@@ -49,7 +49,8 @@ def _side(session: Session, run: Run) -> comparison.Side:
     final = newest.final if newest is not None else None
     # One that ended before its first step may have said nothing of itself.
     told = next((attempt for attempt in reversed(run.attempts) if attempt.stored_steps), newest)
-    names = {parameter.index: parameter.name for parameter in ParameterRepository(session).list(run)}
+    parameters = ParameterRepository(session).list(run)
+    names = {parameter.index: parameter.name for parameter in parameters}
     return comparison.Side(
         spec=run.spec,
         columns=StepRepository(session).columns(run, comparison.SERIES, stop=reached(run)),
@@ -58,4 +59,5 @@ def _side(session: Session, run: Run) -> comparison.Side:
         initial_parameters_hash=told.initial_parameters_hash if told is not None else None,
         final=FinalState.model_validate(final) if final is not None else None,
         parameter_names=[names.get(index, f"parameter {index}") for index in range(max(names, default=-1) + 1)],
+        routes={parameter.name: parameter.route for parameter in parameters},
     )

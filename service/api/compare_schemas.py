@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+from muonscope.contract.status import ParameterRoute
 from service.api.schemas import Out
 from service.api.step_schemas import Measurement
 
@@ -39,6 +40,20 @@ class NotComparedOut(Out):
     a: str
     """What it is in the first run, such as `the norm of the update`."""
     b: str
+
+
+class RouteDifferenceOut(Out):
+    parameter: str
+    a: ParameterRoute
+    b: ParameterRoute
+
+
+class RoutesOut(Out):
+    """Parameters that both models have and that not the same optimizer takes."""
+
+    num_differing: int
+    differing: list[RouteDifferenceOut]
+    """The first hundred, in the model's order."""
 
 
 class ClippingOut(Out):
@@ -169,6 +184,8 @@ class CompareOut(Out):
     first_divergence: DivergenceOut | None
     explanation: str
     not_compared: list[NotComparedOut]
+    routes: RoutesOut | None
+    """Null where a run has not told which optimizer takes its parameters."""
     clipping: ClippingsOut
     learning: LearningOut
     discarded: DiscardedOut

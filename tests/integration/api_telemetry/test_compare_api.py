@@ -30,8 +30,27 @@ def test_a_pair_is_equal_to_the_last_bit_until_the_first_overflow(any_client: ht
         "step": 1, "scalar": "momentum_norm", "scalars": ["momentum_norm"], "a": "Infinity", "b": 0.5,
         "parameter": "layers.0.bias", "parameters_differing": 1,
     }  # fmt: skip
+    assert answer["routes"] == {"num_differing": 0, "differing": []}
     assert "both overflowed" in answer["explanation"]
     assert (answer["discarded"]["a"], answer["discarded"]["b"], answer["discarded"]["both"]) == (1, 1, 1)
+
+
+def test_a_parameter_that_not_the_same_optimizer_takes_is_named(any_client: httpx.Client, database: Database) -> None:
+    ours, stock, silent = (workers(any_client, database, steps=1) for _ in range(3))
+    ours.post("facts", FACTS)
+    first, *rest = PARAMETERS
+    other = {"muon": "adamw", "adamw": "muon"}[first["route"]]
+    stock.post("facts", {**FACTS, "parameters": [{**first, "route": other}, *rest]})
+
+    answer, unknown = (
+        any_client.get("/compare", params={"a": ours.run_id, "b": voice.run_id}).json() for voice in (stock, silent)
+    )
+
+    assert answer["routes"] == {
+        "num_differing": 1,
+        "differing": [{"parameter": first["name"], "a": first["route"], "b": other}],
+    }
+    assert unknown["routes"] is None
 
 
 def test_a_death_and_a_success_are_told_apart_in_scale_final_state_and_cost(

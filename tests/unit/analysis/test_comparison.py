@@ -46,6 +46,27 @@ def test_what_costs_or_was_not_measured_is_no_divergence(changed: dict[str, Any]
     assert first_divergence(side(), side(**changed)) is None
 
 
+def test_what_another_optimizer_takes_is_named_and_what_one_model_lacks_is_not() -> None:
+    taken = {"embed": "muon", "w": "muon", "b": "adamw", "only_here": "muon"}
+    one, other = replace(side(), routes=taken), replace(side(), routes={"b": "adamw", "w": "muon", "embed": "adamw"})
+
+    assert compare(one, other)["routes"] == {
+        "num_differing": 1,
+        "differing": [{"parameter": "embed", "a": "muon", "b": "adamw"}],
+    }
+    assert compare(one, one)["routes"] == {"num_differing": 0, "differing": []}
+    assert compare(one, side())["routes"] is None
+
+
+def test_the_first_hundred_parameters_of_another_optimizer_are_listed_and_all_are_counted() -> None:
+    one, other = (replace(side(), routes={f"w{n}": route for n in range(150)}) for route in ("muon", "frozen"))
+
+    routes = compare(one, other)["routes"]
+
+    assert (routes["num_differing"], len(routes["differing"])) == (150, 100)
+    assert routes["differing"][99] == {"parameter": "w99", "a": "muon", "b": "frozen"}
+
+
 def test_norms_in_two_units_are_not_compared() -> None:
     scaled = Side({}, columns(4, momentum_norm=[16.0] * 4), MomentumUnit.LOSS_SCALED)
     assert first_divergence(side(), scaled) is None

@@ -47,6 +47,43 @@ def test_compare_answers_first_and_then_shows_both_sides(command: RunCommand, se
     assert dict(service.requests[0].url.params) == {"a": "r1", "b": "r2"}
 
 
+@pytest.mark.parametrize(
+    ("differing", "num_differing", "lines"),
+    [
+        ([("embed", "muon", "adamw")], 1, ["embed is Muon's in A and AdamW's in B"]),
+        (
+            [("a", "adamw", "muon"), ("b", "frozen", "muon"), ("c", "frozen", "muon")],
+            3,
+            ["a is AdamW's in A and Muon's in B", "b and c are frozen in A and Muon's in B"],
+        ),
+        ([(name, "muon", "adamw") for name in "abcd"], 4, ["a, b, c and d are Muon's in A and AdamW's in B"]),
+        ([(name, "muon", "adamw") for name in "abcde"], 5, ["a, b, c and 2 more are Muon's in A and AdamW's in B"]),
+        (
+            [("a", "muon", "a later one")],
+            7,
+            [
+                "a is Muon's in A and another optimizer's in B",
+                "7 parameters are not the same optimizer's in both",
+            ],
+        ),
+    ],
+)
+def test_parameters_that_not_the_same_optimizer_takes_are_named(
+    differing: list[tuple[str, str, str]],
+    num_differing: int,
+    lines: list[str],
+    command: RunCommand,
+    service: FakeService,
+) -> None:
+    listed = [{"parameter": name, "a": a, "b": b} for name, a, b in differing]
+    service.answers["GET", "/compare"] = COMPARISON | {"routes": {"num_differing": num_differing, "differing": listed}}
+
+    printed = command("compare", "r1", "r2").out.splitlines()
+
+    assert printed[3 : 3 + len(lines)] == lines
+    assert printed[3 + len(lines)] == ""
+
+
 def test_compare_as_json_keeps_non_finite_numbers(command: RunCommand, service: FakeService) -> None:
     service.answers["GET", "/compare"] = COMPARISON
 
@@ -134,5 +171,5 @@ def test_the_lower_loss_is_told_with_why_it_may_mean_nothing(command: RunCommand
     cells = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in out.splitlines()]
 
     assert "B's loss is lower from step 12 on, to step 59. The data differ." in out.splitlines()
-    assert ["lowest loss", "0.5 at step 59", "0.25 at step 59"] in cells
+    assert ["lowest loss of applied steps", "0.5 at step 59", "0.25 at step 59"] in cells
     assert ["mean loss of the last 10 % applied", "0.5 over 6 steps", "0.25 over 6 steps"] in cells

@@ -1351,6 +1351,8 @@ export interface components {
             names: components["schemas"]["NamesOut"];
             /** Not Compared */
             not_compared: components["schemas"]["NotComparedOut"][];
+            /** @description Null where a run has not told which optimizer takes its parameters. */
+            routes: components["schemas"]["RoutesOut"] | null;
             shared: components["schemas"]["SharedOut"];
             /**
              * Spec Difference
@@ -2459,6 +2461,26 @@ export interface components {
             gpus_per_rank: number;
             /** Memory Bytes */
             memory_bytes?: number | null;
+        };
+        /** RouteDifferenceOut */
+        RouteDifferenceOut: {
+            a: components["schemas"]["ParameterRoute"];
+            b: components["schemas"]["ParameterRoute"];
+            /** Parameter */
+            parameter: string;
+        };
+        /**
+         * RoutesOut
+         * @description Parameters that both models have and that not the same optimizer takes.
+         */
+        RoutesOut: {
+            /**
+             * Differing
+             * @description The first hundred, in the model's order.
+             */
+            differing: components["schemas"]["RouteDifferenceOut"][];
+            /** Num Differing */
+            num_differing: number;
         };
         /**
          * RunChange
