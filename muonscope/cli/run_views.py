@@ -98,6 +98,9 @@ def outcome_line(run: "Run") -> str:
     return "; ".join(parts)
 
 
+_NOT_OWN: Final = ("/site-packages/", "/lib/python", "/workers/", "/muon_core/", "<frozen ")
+
+
 def fault_kind(run: "Run") -> str:
     """What a run failed of that did not die of its numbers; nothing of any other."""
     return "" if run.failure is None or exit_codes.is_verdict(run.failure) else str(run.failure.kind)
@@ -111,11 +114,23 @@ def fault_line(run: "Run") -> str:
     return _failure(run).partition("\n")[0]
 
 
-def last_frames(run: "Run", count: int = 2) -> list[str]:
-    """Where an error of a run's own code was raised: the traceback's last lines, each frame with what stands there."""
+def last_frames(run: "Run") -> list[str]:
+    """Where an error of a run's own code was raised: the traceback's end, each frame with what stands there.
+
+    It begins at the last frame that lies neither in an installed library nor in Muonscope, which may have been handed
+    what it stumbles over; frames between that one and the last two are left out.
+    """
     lines = run.failure.message.splitlines() if run.failure is not None else []
     frames = [place for place, line in enumerate(lines) if line.startswith('  File "')]
-    return lines[frames[-min(count, len(frames))] :] if frames else []
+    if not frames:
+        return []
+    last = frames[-2:]
+    own = [place for place in frames if not any(part in lines[place].partition(",")[0] for part in _NOT_OWN)]
+    if not own or own[-1] >= last[0]:
+        return lines[last[0] :]
+    after = frames[frames.index(own[-1]) + 1]
+    left_out = last[0] - after
+    return [*lines[own[-1] : after], *(["  ..."] if left_out else []), *lines[last[0] :]]
 
 
 def run_facts(run: "Run") -> list[tuple[str, str]]:

@@ -79,6 +79,10 @@ class LauncherUnavailable(Exception):
     """The cluster cannot be reached now; nothing is known about what was asked."""
 
 
+class LauncherStarting(LauncherUnavailable):
+    """The cluster is this service's own, and not up yet."""
+
+
 class JobRefused(Exception):
     """The cluster understood and said no; the message is its own."""
 

@@ -121,9 +121,10 @@ class LocalRay:
             return
         if keep_running and head.is_alive():
             logger.info(
-                "Ray goes on with its live runs at %s: `muonscope up` takes both over again; to end both, start it, "
-                "stop the runs (`muonscope stop RUN`), and end it then",
+                "Ray goes on with its live runs at %s: `MUONSCOPE_HOME=%s muonscope up` takes both over again; to end "
+                "both, start it, stop the runs (`muonscope stop RUN`), and end it then",
                 head.address,
+                self._folder.parent,
                 extra={"action": "ray_kept"},
             )
             return

@@ -26,6 +26,7 @@ from service.controller.launcher import (
     JobRefused,
     JobRequest,
     Launcher,
+    LauncherStarting,
     LauncherUnavailable,
     describe,
 )
@@ -303,7 +304,8 @@ class ControllerLoop:
             self._note_reachable()
         except LauncherUnavailable as error:
             if self._problem != str(error):
-                logger.warning("Ray is not reachable: %s", error, extra={"action": "ray_unreachable"})
+                level = logging.INFO if isinstance(error, LauncherStarting) else logging.WARNING
+                logger.log(level, "Ray is not reachable: %s", error, extra={"action": "ray_unreachable"})
             # A cluster that comes back may be another one.
             self._problem, jobs, self._is_prepared = str(error), None, False
         self._forget_submitted(now)

@@ -25,6 +25,7 @@ from service.controller.launcher import (
     JobRefused,
     JobRequest,
     JobStatus,
+    LauncherStarting,
     LauncherUnavailable,
     Node,
 )
@@ -166,7 +167,7 @@ class RayLauncher:
     async def _send(self, method: str, path: str, *, json: Any = None, timeout: float | None = None) -> httpx.Response:
         address = self._address()
         if address is None:
-            raise LauncherUnavailable("the local Ray is starting")
+            raise LauncherStarting("the local Ray is starting")
         url = path if path.startswith("http://") else address.rstrip("/") + path
         try:
             token = self._token()

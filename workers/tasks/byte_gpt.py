@@ -132,7 +132,10 @@ def read_text(source: str | None) -> Any:
     except (OSError, RuntimeError) as error:
         # The latter where `~name` is nobody.
         why = getattr(error, "strerror", None) or error
-        raise TaskUnusable(f"text {source!r} cannot be read on this node: {why}") from error
+        raise TaskUnusable(
+            f"text {source!r} cannot be read on this node: {why}; give a path that every node of the run reads, or "
+            "leave text out for the one that comes with Python"
+        ) from error
 
 
 def _files(folder: Path) -> Iterator[Path]:

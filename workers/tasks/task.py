@@ -96,10 +96,15 @@ def _build_user_task(task: UserTask, context: TaskContext) -> Task:
         try:
             function = getattr(importlib.import_module(module_name), function_name)
         except (ImportError, AttributeError) as error:
-            raise TaskUnusable(
-                f"task {task.name!r} cannot be imported: {error}; submit it by `ray job submit "
-                "--working-dir`, or put its module where the PYTHONPATH of the service's Ray leads"
-            ) from error
+            lacks = error.name if isinstance(error, ModuleNotFoundError) else None
+            is_other = lacks is not None and not f"{module_name}.".startswith(f"{lacks}.")
+            remedy = (
+                f"install {lacks} on every node, or put it beside the task's module"
+                if is_other
+                else "submit it by `ray job submit --working-dir`, or put its module where the PYTHONPATH of the "
+                "service's Ray leads"
+            )
+            raise TaskUnusable(f"task {task.name!r} cannot be imported: {error}; {remedy}") from error
     with own_errors(f"task {task.name!r} cannot be built: {function_name}()"):
         built = function(context)
     missing = [name for name in ("model", "batch", "loss") if not hasattr(built, name)]

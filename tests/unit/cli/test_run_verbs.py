@@ -228,6 +228,26 @@ def test_an_error_of_a_tasks_own_code_ends_with_where_it_was_raised(command: Run
     assert "Traceback" not in result.err
 
 
+def test_an_error_that_a_library_raises_is_told_with_the_line_of_ones_own_that_led_there(
+    command: RunCommand, service: FakeService
+) -> None:
+    places = [
+        "/opt/muonscope/workers/rank.py", "/tmp/ray/working_dir/my_task.py", "/venv/lib/python3.11/site-packages/a.py",
+        "/venv/lib/python3.11/site-packages/b.py", "/venv/lib/python3.11/site-packages/c.py",
+    ]  # fmt: skip
+    frames = "".join(f'  File "{path}", line {n}, in f\n    call_{n}()\n' for n, path in enumerate(places))
+    message = f"RuntimeError: shapes\nTraceback (most recent call last):\n{frames}RuntimeError: shapes"
+    failure = {"kind": "task_error", "message": message, "rank": 0}
+    service.answers["GET", "/runs/r1"] = run_json(status="failed", failure=failure)
+
+    told = [line for line in command("watch", "r1").err.splitlines() if line.startswith("  ")]
+
+    assert told == [
+        f'  File "{places[1]}", line 1, in f', "    call_1()", "  ...",
+        f'  File "{places[3]}", line 3, in f', "    call_3()", f'  File "{places[4]}", line 4, in f', "    call_4()",
+    ]  # fmt: skip
+
+
 def test_a_checked_spec_is_not_submitted(command: RunCommand, service: FakeService, tmp_path: Path) -> None:
     service.answers["POST", "/runs/validate"] = {"spec": {}, "fingerprint": "f00"}
     path = tmp_path / "spec.yaml"

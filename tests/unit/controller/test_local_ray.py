@@ -124,7 +124,9 @@ def test_a_head_that_is_ended_leaves_one_session_and_one_that_goes_on_all(
 
     assert [session.exists() for session in sessions] == [is_kept, is_kept, True]
     # Whoever sees something go on has to learn how to come back to it, and how to end it.
-    assert [word in caplog.text for word in ("`muonscope up` takes", "muonscope stop RUN")] == [is_kept, is_kept]
+    assert [
+        word in caplog.text for word in (f"`MUONSCOPE_HOME={tmp_path} muonscope up` takes", "muonscope stop RUN")
+    ] == [is_kept, is_kept]
 
 
 def test_a_session_outside_of_the_home_is_removed_with_its_folder(

@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 
 from muonscope.contract.status import AttemptStatus, FailureKind, RunStatus
-from service.controller.launcher import Job, JobRequest, JobStatus, LauncherUnavailable
+from service.controller.launcher import Job, JobRequest, JobStatus, LauncherStarting, LauncherUnavailable
 from service.controller.loop import ControllerLoop
 from service.errors import Unavailable
 from service.store.attempts import AttemptRepository
@@ -284,6 +284,23 @@ def test_a_cluster_that_does_not_do_what_it_need_not_runs_jobs_all_the_same(
     desk.tick(2)
     assert desk.status(uid) is RunStatus.PENDING
     assert desk.loop.problems == []
+
+
+@pytest.mark.parametrize(
+    ("error", "level"),
+    [(LauncherStarting("the local Ray is starting"), "INFO"), (LauncherUnavailable("it is away"), "WARNING")],
+)
+def test_a_local_ray_that_is_about_to_answer_is_nothing_to_warn_of(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, level: str
+) -> None:
+    async def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(desk.launcher, "resources", fail)
+    with caplog.at_level("INFO", logger="service.controller.loop"):
+        desk.tick()
+    assert [record.levelname for record in caplog.records if "not reachable" in record.message] == [level]
+    assert desk.loop.problems != []
 
 
 def test_what_a_tick_has_changed_is_told_although_the_store_is_away_a_moment_later(

@@ -128,7 +128,7 @@ def test_a_text_that_is_missing_or_too_short_is_refused_by_name(tmp_path: Path) 
     short = tmp_path / "short.txt"
     short.write_bytes(b"x" * 65)
 
-    with pytest.raises(TaskUnusable, match="nowhere"):
+    with pytest.raises(TaskUnusable, match=r"nowhere.*every node of the run reads"):
         read_text(str(tmp_path / "nowhere"))
     with pytest.raises(TaskUnusable, match=r"~nobody-of-this-name.* cannot be read"):
         read_text("~nobody-of-this-name/text")
@@ -138,8 +138,20 @@ def test_a_text_that_is_missing_or_too_short_is_refused_by_name(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["no_such_module_at_all:task", "os:no_such_function"])
 def test_a_users_task_that_cannot_be_imported_is_refused_by_name(name: str) -> None:
-    with pytest.raises(TaskUnusable, match=f"{name}.*cannot be imported"):
+    with pytest.raises(TaskUnusable, match=f"{name}.*cannot be imported.*--working-dir"):
         build_task(RunSpec(task=UserTask(name=name)), context())
+
+
+def test_a_users_task_that_needs_what_is_not_installed_is_told_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a_task_that_needs_more.py").write_text("import no_such_module_at_all.part\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with pytest.raises(TaskUnusable, match="install no_such_module_at_all on every node") as refused:
+        build_task(RunSpec(task=UserTask(name="a_task_that_needs_more:task")), context())
+
+    assert "--working-dir" not in str(refused.value)
 
 
 def test_a_users_task_that_returns_something_else_is_refused_with_what_it_lacks(
