@@ -341,6 +341,37 @@ def test_an_experiment_of_ones_own_shows_each_runs_loss_and_which_runs_were_stop
     expect(open_page("/ui/experiments").page.get_by_role("link", name="rates")).to_contain_text("1 stopped")
 
 
+def test_a_matrix_has_all_its_columns_in_view_or_an_edge_that_says_there_are_more(
+    site: Site, open_page: Open
+) -> None:
+    made = site.client.post("/experiments", json={"builtin": "gradient-accumulation"}).json()
+    for run in made["runs"]:
+        site.worker(run["id"]).finish()
+    page = open_page(f"/ui/experiments/{made['id']}").page
+    table = page.get_by_role("region", name="Results")
+    expect(table.get_by_text("trains")).to_have_count(4)
+    aside = page.get_by_role("complementary", name="About the selected pair")
+    for width in (1440, 1280):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert table.evaluate("box => box.scrollWidth <= box.clientWidth"), width
+        assert aside.evaluate("box => box.scrollWidth <= box.clientWidth"), width
+
+    page.set_viewport_size({"width": 390, "height": 900})
+
+    assert table.evaluate("box => box.scrollWidth > box.clientWidth")
+    # Two shadows that stay at the edges, under two plates that move with the columns.
+    attached = table.evaluate("box => getComputedStyle(box).backgroundAttachment.split(', ')")
+    assert attached[:4] == ["local", "local", "scroll", "scroll"]
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto(f"/ui/experiments/{site.names['experiment']}")
+    # Counter-test: where there is room the boxes stay beside the table.
+    expect(table.get_by_text("trains").first).to_be_visible()
+    beside, box = aside.bounding_box(), table.bounding_box()
+    assert beside is not None
+    assert box is not None
+    assert beside["x"] >= box["x"] + box["width"]
+
+
 def test_many_orderings_have_a_row_each_and_are_compared_together(site: Site, open_page: Open) -> None:
     orderings = ["master", "per_tensor", "ordered"]
     body = {
