@@ -42,8 +42,9 @@ class ScriptedWorker:
         ]  # fmt: skip
         ranks = [{"rank": rank, "node": "here", "pid": 1 + rank, "device": self._words} for rank in (0, 1)]
         self._facts = {
-            "parameters": parameters, "ranks": ranks, "momentum_unit": "unscaled", "data_hash": "d",
-            "initial_parameters_hash": "p", "environment": {"labels": [f"{self._words} emulation"]},
+            "parameters": parameters, "ranks": ranks, "data_hash": "d", "initial_parameters_hash": "p",
+            "momentum_unit": "loss_scaled" if self._is_native else "unscaled",
+            "environment": {"labels": [f"{self._words} emulation"]},
         }  # fmt: skip
         self._post("facts", self._facts, self._headers)
         self._post("heartbeat", {"status": "running"}, self._headers)
@@ -90,6 +91,10 @@ class ScriptedWorker:
         self._post("outcome", {"status": "failed", "declared_steps": 0, "failure": failure}, self._headers)
 
     @property
+    def _is_native(self) -> bool:
+        return bool(self.spec["implementation"] == "deepspeed")
+
+    @property
     def _dies(self) -> bool:
         return bool(self.spec["step_ordering"] == "master" and self.spec["loss_scale"]["initial_power"] > 8)
 
@@ -107,6 +112,7 @@ class ScriptedWorker:
                 power -= 1
             poisoned = math.inf if step == 0 else math.nan
             momentum = poisoned if self._dies else 0.0 if overflow else 3.2 - step / 100
+            momentum *= before if self._is_native else 1.0
             yield StepRecord(
                 step=step, overflow=overflow, discarded=overflow, loss_scale_before=before,
                 loss_scale_after=2.0**power, loss=4.0 * 0.9**step + 1.0, lr=0.05,

@@ -237,6 +237,28 @@ def test_the_values_of_a_pair_and_their_difference_fit_beside_the_charts(
     assert page.locator(".readout").evaluate("box => box.scrollWidth <= box.clientWidth")
 
 
+def test_momentum_norms_of_two_units_have_a_chart_each_that_says_its_unit(site: Site, open_page: Open) -> None:
+    spec = {"steps": 12, "zero_stage": 2, "loss_scale": {"initial_power": 12}}
+    native = site.submit(name="native", implementation="deepspeed", step_ordering="deferred", **spec)
+    ours = site.submit(name="ours", **spec)
+    for run_id in (native, ours):
+        site.worker(run_id).finish()
+    page = open_page(f"/ui/compare?a={native}&b={ours}", width=1440).page
+    charts = page.locator(".panel", has=page.get_by_role("heading", name="Momentum norm"))
+
+    expect(charts).to_have_count(2)
+    expect(charts.nth(0)).to_contain_text("deferred")
+    expect(charts.nth(0)).to_contain_text("the norm of Muon's momentum times the loss scale")
+    expect(charts.nth(1)).to_contain_text("ordered")
+    expect(charts.nth(1)).to_contain_text("the norm of Muon's momentum")
+    expect(charts.nth(1)).not_to_contain_text("loss scale")
+    expect(charts.locator("canvas")).to_have_count(2)
+    # Counter-test: norms of one unit share their axis.
+    page.goto(f"/ui/compare?a={ours}&b={site.names['z1-0-ordered']}")
+    expect(page.locator(".readout td").first).not_to_have_text("—")
+    expect(charts).to_have_count(1)
+
+
 def test_each_side_of_a_comparison_has_its_name_and_id(site: Site, open_page: Open) -> None:
     ids = [site.names["z1-16-master"], site.names["z1-16-ordered"]]
     cards = open_page(f"/ui/compare?a={ids[0]}&b={ids[1]}").page.locator(".compare-card")
@@ -341,9 +363,7 @@ def test_an_experiment_of_ones_own_shows_each_runs_loss_and_which_runs_were_stop
     expect(open_page("/ui/experiments").page.get_by_role("link", name="rates")).to_contain_text("1 stopped")
 
 
-def test_a_matrix_has_all_its_columns_in_view_or_an_edge_that_says_there_are_more(
-    site: Site, open_page: Open
-) -> None:
+def test_a_matrix_has_all_its_columns_in_view_or_an_edge_that_says_there_are_more(site: Site, open_page: Open) -> None:
     made = site.client.post("/experiments", json={"builtin": "gradient-accumulation"}).json()
     for run in made["runs"]:
         site.worker(run["id"]).finish()

@@ -8,12 +8,12 @@ import type { Attempt, Comparison, Experiment, LoadSample, Run, RunCounts } from
 import { stepRanges } from "../src/charts/exactSteps.ts";
 import { sharedWords, traceDashes, traceIdentity, traceLabels } from "../src/charts/identity.ts";
 import { orderingStyle } from "../src/charts/orderings.ts";
-import { panelsFor } from "../src/charts/panels.ts";
+import { panelData, panelsFor } from "../src/charts/panels.ts";
 import { Readout, type Unlike } from "../src/charts/Readout.tsx";
 import { emptyTrace, type Trace } from "../src/charts/trace.ts";
 import { effectAt, overflowSteps } from "../src/charts/overflowRows.ts";
 import { canRetry } from "../src/format/spec.ts";
-import { lowerLoss, notes } from "../src/pages/compare/notes.ts";
+import { lowerLoss, notes, quantities } from "../src/pages/compare/notes.ts";
 import { landmarks } from "../src/pages/compare/useComparisons.ts";
 import { buildMatrix, tally } from "../src/pages/experiments/matrix.ts";
 import { filterLines, ranksOf, readLines } from "../src/pages/run/logText.ts";
@@ -264,6 +264,30 @@ test("what is not the same quantity in two runs, and how often clipping acted, a
     "In ours the gradient of what AdamW takes was clipped to 0.5 in an unrecorded number of 60 applied steps.",
   ]);
   assert.deepEqual(notes({ not_compared: [], clipping: { a: null, b: null } } as unknown as Comparison, "a", "b"), []);
+});
+
+test("numbers of one name and two quantities have a panel each, which says what they are and whose", () => {
+  const compared = (b: string | null) =>
+    ({ not_compared: b === null ? [] : [{ quantity: "momentum_norm", a: "a norm times the loss scale", b }] }) as unknown as Comparison;
+  const panelsOf = (...each: (Comparison | undefined)[]) => {
+    const traces = quantities(each).map((recorded, index): Trace => {
+      const trace = emptyTrace({ id: `${index}`, label: `run ${index}`, ordering: "ordered", quantities: recorded, end: null });
+      return { ...trace, step: [0], last: 0, columns: { ...trace.columns, momentum_norm: [10 ** index] } };
+    });
+    const panels = panelsFor(traces).filter(({ key }) => key.startsWith("momentum"));
+    return panels.map((spec) => [spec.title, spec.note, panelData(spec, traces, 0).lines.map(({ trace }) => trace.id)]);
+  };
+  const note = "non-finite values sit above the axis";
+  assert.deepEqual(panelsOf(compared("a norm")), [
+    ["Momentum norm of run 0", `a norm times the loss scale · ${note}`, ["0"]],
+    ["Momentum norm of run 1", `a norm · ${note}`, ["1"]],
+  ]);
+  assert.deepEqual(panelsOf(compared(null), compared("a norm"), compared("a norm")), [
+    ["Momentum norm of run 0, run 1", `a norm times the loss scale · ${note}`, ["0", "1"]],
+    ["Momentum norm of run 2, run 3", `a norm · ${note}`, ["2", "3"]],
+  ]);
+  // Counter-test: what is one quantity, or not compared yet, shares its axis.
+  for (const each of [compared(null), undefined]) assert.deepEqual(panelsOf(each), [["Momentum norm", note, ["0", "1"]]]);
 });
 
 test("the lower loss is told by name, with why it may mean nothing", () => {

@@ -42,7 +42,7 @@ function endOf(run: Run): TraceIdentity["end"] {
   return { step, text: `${run.verdict?.name === "dies" ? "dies" : "ends"} at ${formatInteger(step)}: ${why}` };
 }
 
-export function traceIdentity(run: Run, label: string, dash?: number[]): TraceIdentity {
+export function traceIdentity(run: Run, label: string, dash?: number[], quantities?: TraceIdentity["quantities"]): TraceIdentity {
   const hasLossScale = run.spec.precision === "fp16";
-  return { id: run.id, label, ordering: orderingWords(run.spec), dash, hasLossScale, end: endOf(run) };
+  return { id: run.id, label, ordering: orderingWords(run.spec), dash, hasLossScale, quantities, end: endOf(run) };
 }

@@ -23,6 +23,10 @@ export interface PanelSpec {
   scale: "power" | "auto" | "linear";
   /** Whether the death mark carries its words here. */
   saysEnd?: boolean;
+  /** The same where runs recorded several quantities under the first field's name. */
+  noteOf?: (quantity: string) => string;
+  /** The ids of the traces it is of; by default of all. */
+  only?: readonly string[];
 }
 
 export const PANELS: readonly PanelSpec[] = [
@@ -42,6 +46,7 @@ export const PANELS: readonly PanelSpec[] = [
     key: "norms",
     title: "Gradient norm, update norm",
     note: "gradient, and update in grey",
+    noteOf: (quantity) => `${quantity}; in grey the update norm`,
     height: 132,
     kind: "line",
     fields: ["grad_norm", "update_norm"],
@@ -51,6 +56,7 @@ export const PANELS: readonly PanelSpec[] = [
     key: "momentum",
     title: "Momentum norm",
     note: "non-finite values sit above the axis",
+    noteOf: (quantity) => `${quantity} · non-finite values sit above the axis`,
     height: 156,
     kind: "line",
     fields: ["momentum_norm"],
@@ -58,10 +64,36 @@ export const PANELS: readonly PanelSpec[] = [
   },
 ];
 
-/** The panels for these traces: none for a loss scale that no run has. */
+/** The panels for these traces: none for a loss scale that no run has, and one for each quantity under one name. */
 export function panelsFor(traces: readonly Trace[]): readonly PanelSpec[] {
-  if (traces.length === 0 || traces.some((trace) => trace.hasLossScale !== false)) return PANELS;
-  return PANELS.filter(({ key }) => key !== "loss_scale").map((panel) => (panel.key === "loss" ? { ...panel, saysEnd: true } : panel));
+  const hasLossScale = traces.length === 0 || traces.some((trace) => trace.hasLossScale !== false);
+  const panels = hasLossScale
+    ? PANELS
+    : PANELS.filter(({ key }) => key !== "loss_scale").map((panel) => (panel.key === "loss" ? { ...panel, saysEnd: true } : panel));
+  const parted = panels.flatMap((panel) => byQuantity(panel, traces));
+  return parted.length === panels.length ? panels : parted;
+}
+
+function quantitiesOf({ fields }: PanelSpec, traces: readonly Trace[]): Map<string, Trace[]> {
+  const found = new Map<string, Trace[]>();
+  for (const trace of traces) {
+    const name = fields.flatMap((field) => trace.quantities?.[field] ?? []).join(", ");
+    found.set(name, [...(found.get(name) ?? []), trace]);
+  }
+  return found;
+}
+
+/** Numbers of two quantities, or of one in two units, cannot share an axis. */
+function byQuantity(panel: PanelSpec, traces: readonly Trace[]): PanelSpec[] {
+  const quantities = quantitiesOf(panel, traces);
+  if (panel.kind !== "line" || quantities.size < 2) return [panel];
+  return [...quantities].map(([quantity, those], place) => ({
+    ...panel,
+    key: `${panel.key}-${place}`,
+    title: `${panel.title} of ${those.map(({ label }) => label).join(", ")}`,
+    note: panel.noteOf?.(quantity) ?? quantity,
+    only: those.map(({ id }) => id),
+  }));
 }
 
 export interface StripRow {
@@ -103,7 +135,8 @@ function dashes(trace: Trace): number {
   return Math.min((trace.dash ?? orderingStyle(trace.ordering).dash).length, 1);
 }
 
-export function panelData(spec: PanelSpec, traces: readonly Trace[], smoothing: number): PanelData {
+export function panelData(spec: PanelSpec, all: readonly Trace[], smoothing: number): PanelData {
+  const traces = spec.only === undefined ? all : all.filter(({ id }) => spec.only?.includes(id));
   // Dashed lines lie over solid ones: where two runs are equal, both show.
   const inDrawingOrder = [...traces].sort((a, b) => dashes(a) - dashes(b));
   const pairs = inDrawingOrder.flatMap((trace) => spec.fields.map((field) => ({ trace, field })));

@@ -35,6 +35,8 @@ export interface Trace {
   dash?: number[];
   /** DeepSpeed records a scale of 1 where there is none. */
   hasLossScale?: boolean;
+  /** Of the fields that are not the same quantity in all runs beside each other: what it is in this one. */
+  quantities?: Partial<Record<Field, string>>;
   /** Whether every recorded step in view has a point. */
   exact: boolean;
   step: number[];
@@ -48,7 +50,7 @@ export interface Trace {
   end: { step: number; text: string } | null;
 }
 
-export type TraceIdentity = Pick<Trace, "id" | "label" | "ordering" | "dash" | "hasLossScale" | "end">;
+export type TraceIdentity = Pick<Trace, "id" | "label" | "ordering" | "dash" | "hasLossScale" | "quantities" | "end">;
 
 export function emptyTrace(identity: TraceIdentity): Trace {
   const columns = Object.fromEntries(FIELDS.map((field) => [field, []])) as unknown as Trace["columns"];

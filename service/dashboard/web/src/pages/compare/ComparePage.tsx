@@ -26,7 +26,7 @@ import { compareHref } from "../runs/links.ts";
 import { CompareCard } from "./CompareCard.tsx";
 import { ConfigDifference, CostBox, LossBox } from "./DifferenceBoxes.tsx";
 import { Finding } from "./Finding.tsx";
-import { unlike } from "./notes.ts";
+import { quantities, unlike } from "./notes.ts";
 import { landmarks, useComparisons } from "./useComparisons.ts";
 import { useRuns } from "./useRuns.ts";
 
@@ -82,7 +82,8 @@ function Compared({ runs, ids }: { runs: Run[]; ids: string[] }) {
 
   const labels = traceLabels(runs);
   const dashes = traceDashes(runs);
-  const identities = runs.map((run, index) => traceIdentity(run, labels[index] ?? run.name, dashes[index]));
+  const recorded = quantities(comparisons.each);
+  const identities = runs.map((run, index) => traceIdentity(run, labels[index] ?? run.name, dashes[index], recorded[index]));
   const identityKey = JSON.stringify(identities);
   const requests = useMemo(
     () => runs.flatMap((run, index) => ({ run, identity: identities[index] ?? traceIdentity(run, run.name) })),
@@ -90,6 +91,7 @@ function Compared({ runs, ids }: { runs: Run[]; ids: string[] }) {
   );
   const { traces, error, isLoading } = useTraces(requests, isApplied ? null : window);
   const drawn = useMemo(() => (isApplied ? traces.map(overAppliedSteps) : traces), [traces, isApplied]);
+  const panels = useMemo(() => panelsFor(drawn), [drawn]);
   const { divergence, landmark } = landmarks(comparisons.each);
   const [first] = comparisons.each;
   const planned = Math.max(...runs.map((run) => plannedSteps(run)));
@@ -172,7 +174,7 @@ function Compared({ runs, ids }: { runs: Run[]; ids: string[] }) {
             <div ref={stack}>
               <ChartStack
                 traces={drawn}
-                panels={panelsFor(drawn)}
+                panels={panels}
                 range={chart.range}
                 divergence={isApplied ? null : divergence}
                 locked={chart.locked}

@@ -14,6 +14,16 @@ export function unlike({ not_compared: all }: Comparison, a: string, b: string):
   }));
 }
 
+/**
+ * What each run recorded under the names that are not one quantity in all of them: the first one's, then those that were
+ * compared with it. What is not compared yet counts as the first one's.
+ */
+export function quantities(each: readonly (Comparison | undefined)[]): Record<string, string>[] {
+  const found = each.map((comparison) => comparison?.not_compared ?? []);
+  const first = Object.fromEntries(found.flat().map(({ quantity, a }) => [quantity, a]));
+  return [first, ...found.map((all) => ({ ...first, ...Object.fromEntries(all.map(({ quantity, b }) => [quantity, b])) }))];
+}
+
 /** Which recorded quantities are not the same one in both, and how often clipping acted. */
 export function notes(comparison: Comparison, a: string, b: string): string[] {
   const { clipping } = comparison;
