@@ -48,7 +48,10 @@ class FindingOut(Out):
 
 class SummaryOut(Out):
     steps: int
-    """Attempted and stored, discarded ones included."""
+    """Attempted and stored, discarded ones included, up to the step that the run came to.
+
+    Like verdicts and comparisons, all counts leave out what an earlier attempt recorded beyond that; `/steps` has it.
+    """
     applied: int
     discarded: int
     overflows: int

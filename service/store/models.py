@@ -158,7 +158,11 @@ class RunTag(Base):
 
 
 class RunSummary(Base):
-    """All that the run table reads of a run's record, kept in the transaction that stores the steps."""
+    """All that the run table reads of a run's record, kept in the transaction that stores the steps.
+
+    Its counts are of the record up to the step that the run came to: what an attempt that was lost recorded beyond the
+    last step of the one that came after it has not happened to the run.
+    """
 
     __tablename__ = "run_summary"
 

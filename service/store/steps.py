@@ -35,7 +35,7 @@ from service.store.step_rows import (
     to_record,
     to_rows,
 )
-from service.store.summary import add_steps
+from service.store.summary import Recounted, add_steps
 from service.store.types import read_clock
 
 MAX_PAGE: Final = 10_000
@@ -151,7 +151,7 @@ class StepRepository:
             first, last = int(columns.step[0]), int(columns.step[-1])
             ParameterBlockRepository(self._session).rebuild(attempt.id, first, last, before=max(expected, last + 1))
         is_late = int(columns.step[-1]) < expected
-        add_steps(attempt.run.summary, columns, self._superseded(attempt, batch.steps), is_late=is_late)
+        add_steps(attempt.run.summary, columns, self._recounted(attempt, columns.step, expected), is_late=is_late)
         self._note_transitions(attempt, batch, columns, is_append=is_append)
         attempt.stored_steps += len(columns)
         attempt.next_step = max(expected, int(columns.step[-1]) + 1)
@@ -176,23 +176,32 @@ class StepRepository:
         columns = to_columns(found, SERIES_FIELDS, [attempt.number] * len(found))
         BlockRepository(self._session).replace(attempt.id, columns)
 
-    def _superseded(self, attempt: Attempt, steps: Sequence[int]) -> list[tuple[bool, bool]]:
-        """Return the flags of the steps that earlier attempts recorded and these take the place of."""
+    def _recounted(self, attempt: Attempt, steps: Integers, expected: int) -> Recounted:
+        """Return which steps of earlier attempts count no more, or count again, once these are stored.
+
+        What counts is the record up to the step that the run came to, as `reached` says it: with its first steps an
+        attempt takes the run back to where it resumed, and across a gap it takes in what lies before it.
+        """
         earlier = self._session.execute(
-            select(Attempt.id)
-            .where(Attempt.run_id == attempt.run_id, Attempt.number < attempt.number)
-            .where(Attempt.next_step > steps[0])
+            select(Attempt.id, Attempt.next_step)
+            .where(Attempt.run_id == attempt.run_id, Attempt.number < attempt.number, Attempt.stored_steps > 0)
             .order_by(Attempt.number)
         ).all()
         if not earlier:
-            return []
-        replaced: dict[int, tuple[bool, bool]] = {}
-        wanted = set(steps)
-        for (attempt_id,) in earlier:
-            for row in self._rows(attempt_id, 0, steps[0], steps[-1], ("step", "overflow", "discarded")):
-                if row[0] in wanted:
-                    replaced[row[0]] = (bool(row[1]), bool(row[2]))
-        return list(replaced.values())
+            return Recounted()
+        before = expected if attempt.stored_steps else earlier[-1].next_step
+        now = max(expected, int(steps[-1]) + 1)
+        first, last = min(before, int(steps[0])), max(before, now) - 1
+        flags: dict[int, tuple[bool, bool]] = {}
+        for attempt_id, next_step in earlier:
+            if next_step > first:
+                found = self._rows(attempt_id, 0, first, last, ("step", "overflow", "discarded"))
+                flags |= {step: (bool(overflow), bool(discarded)) for step, overflow, discarded in found}
+        new = set(steps.tolist())
+        return Recounted(
+            out=[flags[step] for step in flags if step < before and not (step < now and step not in new)],
+            back=[flags[step] for step in flags if before <= step < now and step not in new],
+        )
 
     def _note_transitions(self, attempt: Attempt, batch: StepBatch, columns: StepColumns, *, is_append: bool) -> None:
         first, last = int(columns.step[0]), int(columns.step[-1])

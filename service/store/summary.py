@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -32,20 +33,29 @@ def set_scalar(summary: RunSummary, name: str, value: float | None) -> None:
     summary.nonfinite_mask = (summary.nonfinite_mask or 0) & ~(3 << shift) | kind << shift
 
 
-def add_steps(
-    summary: RunSummary, columns: StepColumns, superseded: Sequence[tuple[bool, bool]] = (), *, is_late: bool = False
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Recounted:
+    """(overflow, discarded) of steps that earlier attempts recorded."""
+
+    out: Sequence[tuple[bool, bool]] = ()
+    """Of those that count no more: the new ones take their place, or the run is back before them."""
+    back: Sequence[tuple[bool, bool]] = ()
+    """Of those that the run has come to again, and that the newest attempt lacks."""
+
+
+def add_steps(summary: RunSummary, columns: StepColumns, recounted: Recounted, *, is_late: bool = False) -> None:
     """Count new steps of the run's newest attempt.
 
     Args:
         summary: the run's.
         columns: rank 0's new steps, in order, none stored before by this attempt.
-        superseded: (overflow, discarded) of the rows of earlier attempts that they take the place of.
+        recounted: what becomes of earlier attempts' steps.
         is_late: whether the attempt has stored a later step; how far an earlier attempt came does not matter.
     """
-    summary.steps += len(columns) - len(superseded)
-    summary.overflows += int(columns.overflow.sum()) - sum(row[0] for row in superseded)
-    summary.discarded += int(columns.discarded.sum()) - sum(row[1] for row in superseded)
+    summary.steps += len(columns) + len(recounted.back) - len(recounted.out)
+    for name, flags, place in (("overflows", columns.overflow, 0), ("discarded", columns.discarded, 1)):
+        change = sum(row[place] for row in recounted.back) - sum(row[place] for row in recounted.out)
+        setattr(summary, name, getattr(summary, name) + int(flags.sum()) + change)
     if is_late:
         return
     summary.last_step = int(columns.step[-1])

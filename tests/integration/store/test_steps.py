@@ -14,7 +14,7 @@ from service.errors import Conflict, InvalidInput
 from service.store.events import EventRepository
 from service.store.nonfinite import NonfiniteRepository, Transition
 from service.store.session import Database
-from service.store.steps import SERIES_FIELDS, StepRepository
+from service.store.steps import SERIES_FIELDS, StepRepository, reached
 from service.store.summary import get_scalar
 from tests.examples import dear
 from tests.records import (
@@ -24,6 +24,7 @@ from tests.records import (
     get_run,
     insert,
     norms,
+    queue_run,
     start_attempt,
     started,
     step_record,
@@ -201,7 +202,8 @@ def test_the_summary_is_of_the_newest_attempt_before_it_has_come_as_far_as_the_o
 
     with sqlite_database.read() as session:
         summary = get_run(session, uid).summary
-    assert (summary.steps, summary.last_loss, summary.final_loss_scale) == (6, 2.0, 1.0)
+    assert (summary.steps, summary.last_loss, summary.final_loss_scale) == (2, 2.0, 1.0)
+    assert (summary.discarded, summary.overflows) == (1, 1)
     assert summary.momentum_finite is False
 
 
@@ -246,7 +248,31 @@ def test_a_second_attempt_that_has_recorded_less_hides_only_what_it_has(database
         run, steps = get_run(session, uid), StepRepository(session)
         assert steps.columns(run, ("loss",)).values["loss"].tolist() == [1.0, 2.0, 1.0, 1.0]
         assert steps.norms_at(run, [1, 3, 9]).keys() == {1, 3}
-        assert run.summary.steps == 4
+        assert run.summary.steps == 2
+
+
+@settings(max_examples=dear(15), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(data=st.data())
+def test_the_counts_are_those_of_the_record_up_to_where_the_run_came(
+    sqlite_database: Database, data: st.DataObject
+) -> None:
+    uid = queue_run(sqlite_database)
+    for number in range(data.draw(st.integers(1, 4))):
+        first_step = data.draw(st.integers(0, 8)) if number else 0
+        submission_id = start_attempt(sqlite_database, uid, first_step=first_step)
+        steps = data.draw(st.lists(st.integers(first_step, 12), unique=True, max_size=8))
+        place = 0
+        while place < len(steps):
+            batch = sorted(steps[place : place + data.draw(st.integers(1, 4))])
+            place += len(batch)
+            make = [discarded_record if data.draw(st.booleans()) else step_record for _ in batch]
+            insert(sqlite_database, submission_id, [kind(step) for kind, step in zip(make, batch, strict=True)])
+            with sqlite_database.read() as session:
+                run = get_run(session, uid)
+                columns = StepRepository(session).columns(run, (), stop=reached(run))
+                told = (run.summary.steps, run.summary.discarded, run.summary.overflows)
+            assert told == (len(columns), columns.discarded.sum(), columns.overflow.sum())
+        end_attempt(sqlite_database, submission_id)
 
 
 def _expected_transitions(sent: Sequence[StepRecord]) -> set[Transition]:

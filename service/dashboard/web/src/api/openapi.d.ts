@@ -2959,7 +2959,9 @@ export interface components {
             parameters_total: number | null;
             /**
              * Steps
-             * @description Attempted and stored, discarded ones included.
+             * @description Attempted and stored, discarded ones included, up to the step that the run came to.
+             *
+             *     Like verdicts and comparisons, all counts leave out what an earlier attempt recorded beyond that; `/steps` has it.
              */
             steps: number;
         };
