@@ -90,9 +90,7 @@ class Retention:
         them is used again.
         """
         if not self._database.is_sqlite:
-            with self._database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-                tables = ", ".join(model.__tablename__ for model in (*_LARGE, Event, Run))
-                connection.exec_driver_sql(f"VACUUM (TRUNCATE) {tables}")
+            self._database.vacuum([model.__tablename__ for model in (*_LARGE, Event, Run)])
             return
         while self._vacuum_some():
             continue

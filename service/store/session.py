@@ -14,7 +14,7 @@ one limit: behind a locked database all that wait are refused at about the same 
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -156,6 +156,14 @@ class Database:
                 return True
             finally:
                 driver.execute(f"PRAGMA busy_timeout = {int(_BUSY_TIMEOUT_S * 1000)}")
+
+    def vacuum(self, tables: Sequence[str]) -> None:
+        """Give the space of PostgreSQL's deleted rows back, as far as the tables' ends are empty."""
+        with (
+            self._translated(),
+            self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection,
+        ):
+            connection.exec_driver_sql(f"VACUUM (TRUNCATE) {', '.join(tables)}")
 
     def dispose(self) -> None:
         """Close every pooled connection; on SQLite this folds the write-ahead log into the file."""

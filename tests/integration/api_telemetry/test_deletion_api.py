@@ -124,6 +124,15 @@ def test_a_store_that_is_busy_after_the_answer_breaks_nothing(
     assert [record.levelname for record in caplog.records if record.exc_info] == []
 
 
+def test_a_postgresql_that_is_away_when_space_is_to_be_given_back_is_unavailable_and_no_error_of_ours(
+    tmp_path: Path,
+) -> None:
+    absent = Database("postgresql://nobody@/none?host=/nonexistent")
+
+    with pytest.raises(Unavailable, match="cannot answer now"):
+        Retention(absent, tmp_path).reclaim()
+
+
 def test_a_run_that_has_not_ended_stays(client: httpx.Client, sqlite_database: Database) -> None:
     voice = workers(client, sqlite_database)
     voice.steps([step_record(0)])
