@@ -289,6 +289,9 @@ class ControllerLoop:
 
     async def _observe(self, now: float) -> Situation:
         memory = self._memory
+        # Whom to ask Ray about. While it answers attempts end and leases are extended: what is decided of them, `plan`
+        # reads again in its transaction. The list is not kept from one tick to the next: a job that is missing from
+        # what Ray was asked about counts as gone.
         live = await asyncio.to_thread(self._live_submission_ids)
         in_flight = frozenset(memory.submitting)
         jobs: Mapping[str, Job] | None
