@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from tests.browser import launched, missing
 from tests.unit.controller.fakes import FakeLauncher
@@ -17,7 +17,11 @@ from tests.unit.service.live import serving, short_rests
 from tests.web.scripted_worker import ScriptedWorker
 
 MARKUP_NAME = "<img src=x onerror=alert(1)>"
-_WAIT_S = 15.0
+# For what takes a moment on an idle machine; Playwright's own limit of five seconds tests the machine.
+_WAIT_S = 60.0
+expect.set_options(timeout=_WAIT_S * 1000)
+# A scripted worker gives one sign of life, and a page may be looked at for longer than a lease's usual half minute.
+LEASE_S = 3600.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -83,6 +87,17 @@ def tab(
         page.close()
 
 
+def wait_for(page: Page, condition: str) -> None:
+    """Wait until an expression of the page's holds: a layout follows what changed it a moment later.
+
+    Playwright's own wait evaluates text within the page, which the dashboard's policy forbids.
+    """
+    deadline = time.monotonic() + _WAIT_S
+    while not page.evaluate(condition):
+        assert time.monotonic() < deadline, condition
+        page.wait_for_timeout(50)
+
+
 @pytest.fixture
 def open_page(browser: Browser, window: BrowserContext, site: "Site") -> Iterator[Callable[..., Watched]]:
     """Open a path of the site in a tab; `apart` is another person's browser, which shares nothing with it."""
@@ -116,7 +131,8 @@ class Site:
         """Wait until the controller has submitted the run's attempt, and enrol in its place."""
         deadline = time.monotonic() + _WAIT_S
         while True:
-            for submission_id, request in self.launcher.requests.items():
+            # A copy: the service adds to it from its own thread.
+            for submission_id, request in dict(self.launcher.requests).items():
                 if submission_id.startswith(f"run-{run_id}-"):
                     worker = ScriptedWorker(self.client, submission_id, request.enrolment_token, words)
                     worker.tell_facts()
@@ -128,7 +144,7 @@ class Site:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     launcher = FakeLauncher(gpus=8.0)
-    with short_rests(), serving(tmp_path_factory.mktemp("site"), launcher, tick_s=0.05) as client:
+    with short_rests(), serving(tmp_path_factory.mktemp("site"), launcher, tick_s=0.05, lease_s=LEASE_S) as client:
         site = Site(client, launcher)
         experiment = client.post("/experiments", json={"builtin": "thirty-step"}).json()
         site.names["experiment"] = experiment["id"]

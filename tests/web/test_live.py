@@ -4,11 +4,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from playwright.sync_api import BrowserContext, expect
+from playwright.sync_api import BrowserContext, Route, expect
 
 from tests.unit.controller.fakes import FakeLauncher
 from tests.unit.service.live import serving
-from tests.web.conftest import Site, Watched
+from tests.web.conftest import LEASE_S, Site, Watched
 
 Open = Callable[..., Watched]
 
@@ -49,7 +49,7 @@ def test_a_controller_that_goes_and_comes_back_is_followed_without_a_reload(
 ) -> None:
     launcher = FakeLauncher(gpus=8.0)
     with ExitStack() as stack:
-        client = stack.enter_context(serving(tmp_path, launcher, tick_s=0.05))
+        client = stack.enter_context(serving(tmp_path, launcher, tick_s=0.05, lease_s=LEASE_S))
         own = Site(client, launcher)
         own.submit(name="before", steps=10)
         page = open_page(f"{own.address}/ui/runs").page
@@ -59,7 +59,7 @@ def test_a_controller_that_goes_and_comes_back_is_followed_without_a_reload(
         stack.close()
         expect(page.get_by_role("alert")).to_contain_text("Disconnected from the controller")
         expect(page.get_by_role("row", name="before")).to_be_visible()
-    with serving(tmp_path, launcher, tick_s=0.05, listen_port=port) as client:
+    with serving(tmp_path, launcher, tick_s=0.05, lease_s=LEASE_S, listen_port=port) as client:
         Site(client, launcher).submit(name="after", steps=10)
         expect(page.get_by_role("row", name="after")).to_be_visible()
         expect(page.get_by_role("alert")).to_have_count(0)
@@ -87,4 +87,22 @@ def test_a_browser_without_shared_workers_follows_by_itself(site: Site, window: 
     site.submit(name="by-itself", steps=10)
 
     expect(page.get_by_role("row", name="by-itself")).to_be_visible()
+    page.close()
+
+
+def test_what_changed_after_a_page_was_read_and_before_its_stream_began_is_shown(
+    site: Site, window: BrowserContext
+) -> None:
+    page = window.new_page()
+    page.add_init_script("delete window.SharedWorker")
+    held: list[Route] = []
+    page.route("**/events", lambda route: held.append(route))
+    page.goto("/ui/runs?q=name~in-between")
+    expect(page.get_by_text("No run matches")).to_be_visible()
+    site.worker(site.submit(name="in-between", steps=10)).finish()
+
+    for route in held:
+        route.continue_()
+
+    expect(page.get_by_role("row", name="in-between")).to_contain_text("trains")
     page.close()

@@ -2,8 +2,9 @@
  * What this page hears of changes: `GET /events`, a `run` event with a Run on each.
  *
  * The connection is one that all tabs share; where a browser has no shared workers it is the page's own. When it is
- * back after a loss, `onResync` listeners read their resources again, because whatever changed in between was not
- * seen. A page that has been hidden for a while stops listening, and reads again when it is looked at.
+ * there, the first time as after a loss, `onResync` listeners read their resources again, because whatever changed
+ * since they were read was not seen. A page that has been hidden for a while stops listening, and reads again when it
+ * is looked at.
  */
 
 import { useSyncExternalStore } from "react";
@@ -26,7 +27,6 @@ class LiveStream {
   private isListening = false;
   private connection: Connection = { state: "connecting" };
   private hiddenTimer: ReturnType<typeof setTimeout> | undefined;
-  private hasBeenOpen = false;
   private lastEventAt: number | null = null;
   private readonly runListeners = new Set<(run: Run) => void>();
   private readonly resyncListeners = new Set<() => void>();
@@ -102,10 +102,8 @@ class LiveStream {
 
   private onOpen(): void {
     this.lastEventAt = Date.now();
-    const isReturn = this.hasBeenOpen || this.connection.state === "lost";
-    this.hasBeenOpen = true;
     this.setConnection({ state: "open" });
-    if (isReturn) for (const listener of [...this.resyncListeners]) listener();
+    for (const listener of [...this.resyncListeners]) listener();
   }
 
   private onVisibility(): void {

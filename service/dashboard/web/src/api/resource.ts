@@ -24,7 +24,7 @@ export function asApiError(error: unknown): ApiError {
 }
 
 /**
- * Read `path` (null: nothing to read), again on `refresh()` and whenever the live stream has been re-established.
+ * Read `path` (null: nothing to read), again on `refresh()` and whenever the live stream has begun, the first time or anew.
  *
  * `load` must be stable: a module function, or memoised.
  */
