@@ -43,6 +43,7 @@ def test_results_come_by_rank_and_ranks_are_reused(pair: Gang) -> None:
 
 
 def test_a_failure_names_its_rank_and_ends_the_silent_ones(pair: Gang) -> None:
+    pair.run(who_am_i)
     started = time.monotonic()
     with pytest.raises(GangFailure, match=r"(?s)rank 0 silent.*rank 1 raised.*ValueError: deliberate"):
         pair.run(fail_on, rank=1)

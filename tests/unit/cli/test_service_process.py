@@ -20,7 +20,7 @@ from muonscope.cli.service_process import service_for
 from muonscope.client import ClientSettings
 from muonscope.client.calls import get_health
 from muonscope.errors import ServiceStartFailed, ServiceUnreachable
-from service.controller.leadership import Leadership
+from service.store.leadership import LeadershipRepository
 from service.store.migrate import upgrade
 from service.store.session import Database
 from tests.unit.client.fake_service import FakeService
@@ -66,6 +66,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script.write_text(UP)
     monkeypatch.setattr(service_process, "UP", (sys.executable, str(script)))
     monkeypatch.setattr(service_process, "ClientSettings", Unnamed)
+    # The usual port may be taken by another test's service between a look at it and the start.
+    monkeypatch.setattr(service_process, "DEFAULT_PORT", 0)
     return Path(os.environ["MUONSCOPE_HOME"])
 
 
@@ -157,7 +159,7 @@ def test_a_service_that_cannot_start_shows_its_last_words(home: Path, monkeypatc
 
 
 def test_a_service_that_hangs_at_its_start_is_ended(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_process, "UP", (sys.executable, "-c", "import time; time.sleep(60)"))
+    monkeypatch.setattr(service_process, "UP", (sys.executable, "-c", "import time; time.sleep(600)"))
     monkeypatch.setattr(service_process, "START_LIMIT_S", 0.3)
 
     with pytest.raises(ServiceStartFailed, match="not ready within"), service_for(None, Screen(as_json=True)):
@@ -207,7 +209,10 @@ def record_leader(home: Path, url: str) -> None:
     home.mkdir(parents=True)
     database = Database(f"sqlite:///{home / 'muonscope.db'}")
     upgrade(database)
-    Leadership(database, url, place="elsewhere|ns|1|1").claim()
+    with database.write() as session:
+        controllers = LeadershipRepository(session)
+        controllers.register("first", url=url, place="elsewhere|ns|1|1")
+        controllers.claim("first", lease_s=3600)
     database.dispose()
 
 
@@ -302,7 +307,7 @@ def test_a_command_that_is_told_to_end_while_its_service_starts_leaves_none_behi
         import os, pathlib, sys
         from muonscope.cli import main, service_process
 
-        starts = "import os, pathlib, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(60)"
+        starts = "import os, pathlib, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(600)"
         service_process.UP = (sys.executable, "-c", "import sys; " + starts, sys.argv.pop(1))
         main.main()
     """)
@@ -310,13 +315,13 @@ def test_a_command_that_is_told_to_end_while_its_service_starts_leaves_none_behi
     words = ["run", str(tmp_path / "spec.yaml"), "--standalone", "--record", str(tmp_path / "record.db")]
     command = subprocess.Popen([sys.executable, "-c", script, str(pid), *words], stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not (pid.exists() and pid.read_text()):
             assert time.monotonic() < deadline
             time.sleep(0.02)
         command.send_signal(signal.SIGTERM)
 
-        assert command.wait(20) == 130
+        assert command.wait(60) == 130
         assert not is_alive(int(pid.read_text()))
     finally:
         command.kill()

@@ -17,6 +17,8 @@ NOW = datetime(2026, 11, 29, tzinfo=UTC)
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MUONSCOPE_HOME", str(tmp_path))
+    # At the usual address another test's service may answer, or the machine's own; here is none.
+    monkeypatch.setenv("MUONSCOPE_URL", "http://127.0.0.1:9")
     monkeypatch.delenv("MUONSCOPE_TOKEN", raising=False)
     # No service that happens to run on this machine: its home would be told of.
     monkeypatch.setenv("MUONSCOPE_URL", "http://127.0.0.1:9")

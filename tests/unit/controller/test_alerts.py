@@ -283,11 +283,10 @@ def test_a_slow_receiver_takes_two_places_and_leaves_the_others_to_others(
     monkeypatch.setattr(desk.loop._deliverer._sender, "send", send)
 
     async def ticks() -> None:
-        for _ in range(40):
-            await desk.loop.tick()
-            await asyncio.sleep(0.01)
-            if len(receiver.bodies) == 4:
-                break
+        async with asyncio.timeout(60):
+            while len(receiver.bodies) < 4:
+                await desk.loop.tick()
+                await asyncio.sleep(0.01)
         sending = set(desk.loop._deliverer._in_flight) & {row.uid for row in deliveries(desk.database, slow)}
         hold.set()
         await desk.loop.settle()

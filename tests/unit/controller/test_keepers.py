@@ -39,7 +39,7 @@ def read_only() -> InternalError:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -65,7 +65,7 @@ def test_a_claim_on_its_way_does_not_take_back_the_lead_that_is_given_up(
     claim, release = leadership.claim, leadership._release
 
     def claim_late() -> bool:
-        given_up.wait(5)
+        given_up.wait(60)
         return claim()
 
     def give_up() -> None:
@@ -124,7 +124,7 @@ def test_housekeeping_that_has_much_to_delete_ends_with_the_service(
         def delete(uid: str, **_: object) -> None:
             deleted.append(uid)
             loop.call_soon_threadsafe(began.set)
-            goes_on.wait(5)
+            goes_on.wait(60)
 
         # Two pages of them.
         pages = [[str(place) for place in range(50)], [str(place) for place in range(50, 100)], []]
@@ -138,7 +138,7 @@ def test_housekeeping_that_has_much_to_delete_ends_with_the_service(
         # As the process does at its end; what is still to be deleted is deleted by the next one.
         await loop.shutdown_default_executor()
 
-    limited = asyncio.wait_for(run(), 5)
+    limited = asyncio.wait_for(run(), 60)
     asyncio.run(limited)
     assert deleted == ["0"]
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import psutil
@@ -32,6 +33,8 @@ from service.controller.worker_environment import WARM_POOL, count_real_gpus, wo
 from service.settings import Settings
 from workers.warm_pool import ray_start_environment
 
+# Looked for among all processes of the machine: of this one alone.
+HEAD, OTHER_HEAD = (f"test-head-{uuid.uuid4().hex}" for _ in range(2))
 SOCKET_NAME = "/session_2026-11-29_16-30-04_016005_4194304/sockets/plasma_store"
 
 
@@ -92,7 +95,7 @@ def test_of_the_sessions_that_have_ended_the_newest_stays_and_so_does_all_that_i
 def test_a_session_that_still_has_a_process_stays(tmp_path: Path) -> None:
     alive, ended = make_sessions(tmp_path, 2)
     raylet = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(60)", f"--session_dir={alive}"], stdin=subprocess.DEVNULL
+        [sys.executable, "-c", "import time; time.sleep(600)", f"--session_dir={alive}"], stdin=subprocess.DEVNULL
     )
     try:
         remove_ended_sessions(tmp_path, keep=0)
@@ -179,20 +182,20 @@ def test_a_clock_that_is_set_ends_neither_the_head_nor_the_lead(monkeypatch: pyt
 
 
 def test_ending_a_head_takes_its_descendants_and_nobody_else() -> None:
-    sleep = "import time; time.sleep(60)"
+    sleep = "import time; time.sleep(600)"
     script = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', '{sleep}'], env={{}}); {sleep}"
-    ours = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, HEAD_ID_VARIABLE: "test-head-1"})
+    ours = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, HEAD_ID_VARIABLE: HEAD})
     other = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(60)"], env={**os.environ, HEAD_ID_VARIABLE: "test-head-2"}
+        [sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, HEAD_ID_VARIABLE: OTHER_HEAD}
     )
     try:
-        deadline = time.monotonic() + 20
-        while len(find_processes("test-head-1")) < 2 and time.monotonic() < deadline:
+        deadline = time.monotonic() + 60
+        while len(find_processes(HEAD)) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert len(find_processes("test-head-1")) == 2
-        end_head("test-head-1")
+        assert len(find_processes(HEAD)) == 2
+        end_head(HEAD)
         assert not psutil.pid_exists(ours.pid)
-        assert find_processes("test-head-1") == []
+        assert find_processes(HEAD) == []
         assert other.poll() is None
     finally:
         for process in (ours, other):
@@ -202,12 +205,12 @@ def test_ending_a_head_takes_its_descendants_and_nobody_else() -> None:
 
 def test_a_head_that_was_left_behind_is_found_by_its_home_and_ended(tmp_path: Path) -> None:
     left = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(60)"], env={**os.environ, HEAD_ID_VARIABLE: "test-head-3"}
+        [sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, HEAD_ID_VARIABLE: HEAD}
     )
     end_left_head(tmp_path)
     assert left.poll() is None, "no head is named"
     (tmp_path / "ray").mkdir()
-    (tmp_path / "ray" / "head.json").write_text(json.dumps({"id": "test-head-3", "address": "", "gpus": 1}))
+    (tmp_path / "ray" / "head.json").write_text(json.dumps({"id": HEAD, "address": "", "gpus": 1}))
 
     end_left_head(tmp_path)
 

@@ -38,7 +38,7 @@ def serving(
     thread.start()
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False, verify=False) as client:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while not server.started or client.get("/readyz" if wait_until_ready else "/healthz").status_code != 200:
                 assert thread.is_alive()
                 assert time.monotonic() < deadline
@@ -47,5 +47,5 @@ def serving(
             yield client
     finally:
         server.end()
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()

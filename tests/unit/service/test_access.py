@@ -5,6 +5,7 @@ import logging
 import re
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -197,9 +198,10 @@ def test_the_audit_log_says_who_did_what_newest_first_and_page_by_page(guarded: 
     guarded.post("/queue/pause", json={"why": "repairs"}, headers=headers)
     guarded.put("/queue/limits/user/bob", json={"max_gpus": 1}, headers=headers)
     guarded.post(f"/runs/{run_id}/stop", headers=headers)
-    deadline = datetime.now(UTC) + timedelta(seconds=20)
+    deadline = time.monotonic() + 60
     while guarded.delete(f"/runs/{run_id}", headers=headers).status_code != 204:
-        assert datetime.now(UTC) < deadline
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
     first = guarded.get("/audit", params={"limit": 4}, headers=headers).json()
     rest = guarded.get("/audit", params={"cursor": first["next_cursor"]}, headers=headers).json()
@@ -218,12 +220,14 @@ def test_failed_authentications_are_noted_without_the_token_and_not_without_end(
     guarded: httpx.Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
+    began = time.monotonic()
     for _ in range(40):
         guarded.get("/runs", headers=bearer("msc_guessed"))
 
     entries = guarded.get("/audit", headers=bearer(make_token(tmp_path))).json()["entries"]
     failed = [entry for entry in entries if entry["action"] == "authentication_failed"]
-    assert 10 <= len(failed) <= 11
+    # Ten at once, and one more in each ten seconds.
+    assert 10 <= len(failed) <= 11 + (time.monotonic() - began) / 10 < 40
     assert "guessed" not in json.dumps(entries) + caplog.text
     assert "GET /runs" in failed[0]["detail"]
 

@@ -13,6 +13,7 @@ import pytest
 
 from muonscope.client import Client
 from muonscope.errors import InvalidRequest, NotFound
+from service.webhooks import Answer, Sender
 from tests.unit.cli.conftest import command as command
 from tests.unit.controller.fakes import FakeLauncher
 from tests.unit.service.live import serving
@@ -68,7 +69,7 @@ def test_an_alert_is_made_listed_tested_and_deleted_by_the_client(
             ["dies"],
         )
         sent = client.alerts.test(made.id)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while (row := client.alerts.deliveries(made.id).items[0]).status == "pending":
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -125,7 +126,12 @@ def test_a_rule_that_is_none_is_refused_with_its_field(
     assert answer.json()["remedy"]
 
 
-def test_deliveries_are_read_page_by_page(shared_client: httpx.Client) -> None:
+def test_deliveries_are_read_page_by_page(shared_client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def send(*_: object) -> Answer:
+        return Answer(error="nobody is there")
+
+    # A name that is looked up may keep the service from its end for as long as no name server answers.
+    monkeypatch.setattr(Sender, "send", send)
     made = shared_client.post("/alerts", json={"name": "a", "url": "https://hooks.invalid/", "when": WHEN}).json()
     sent = [shared_client.post(f"/alerts/{made['id']}/test").json()["id"] for _ in range(5)]
 
@@ -140,6 +146,7 @@ def test_deliveries_are_read_page_by_page(shared_client: httpx.Client) -> None:
             break
     assert seen == sent[::-1]
     assert shared_client.get("/alerts/none/deliveries").status_code == 404
+    assert shared_client.delete(f"/alerts/{made['id']}").status_code == 204
 
 
 def test_the_number_of_alerts_is_bounded(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 import json
 import socket
 import sqlite3
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -47,19 +46,18 @@ def test_telemetry_may_be_larger_than_json(shared: httpx.Client) -> None:
 
 
 def test_a_body_that_trickles_is_cut_off_and_others_are_served(make_client: Callable[..., httpx.Client]) -> None:
-    client = make_client(body_timeout_s=0.5)
+    client = make_client(body_timeout_s=2.0)
     host, port = client.base_url.host, client.base_url.port
-    with socket.create_connection((host, port or 0), timeout=10) as slow:
+    with socket.create_connection((host, port or 0), timeout=30) as slow:
         slow.sendall(
             f"POST /runs HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
             "Content-Length: 100\r\n\r\n{".encode()
         )
         assert client.post("/runs", json={}).status_code == 201
-        began = time.monotonic()
         answer = b""
+        # Within the socket's own limit: never, were the rest of the body waited for.
         while part := slow.recv(4096):
             answer += part
-        assert time.monotonic() - began < 8
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 408")
     assert json.loads(body)["remedy"]
@@ -79,7 +77,6 @@ def test_a_client_that_leaves_amid_its_body_leaves_nothing(shared: httpx.Client)
 def test_d03_eight_writers_lose_no_row_to_readers_and_a_lock_from_outside(
     make_client: Callable[..., httpx.Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.store.session._BUSY_TIMEOUT_S", 0.3)
     client = make_client(tick_s=30.0)
     script = {"spec": {"name": "mine", "task": {"name": "external"}, "steps": 200}}
     begun = [client.post("/recordings", json=script).json() for _ in range(8)]
@@ -104,21 +101,22 @@ def test_d03_eight_writers_lose_no_row_to_readers_and_a_lock_from_outside(
             read.append(client.get("/runs").status_code)
 
     with (
-        closing(sqlite3.connect(tmp_path / "muonscope.db", isolation_level=None)) as locker,
+        closing(sqlite3.connect(tmp_path / "muonscope.db", timeout=30, isolation_level=None)) as locker,
         ThreadPoolExecutor(12) as pool,
     ):
         locker.execute("BEGIN EXCLUSIVE")
+        monkeypatch.setattr("service.store.session._BUSY_TIMEOUT_S", 0.3)
         writers = [pool.submit(write, voice) for voice in voices]
         readers = [pool.submit(poll, voice) for voice in voices[:4]]
-        assert refused.wait(20)
+        assert refused.wait(60)
         locker.execute("ROLLBACK")
         try:
             for writer in writers:
-                writer.result(30)
+                writer.result(60)
         finally:
             written.set()
         for reader in readers:
-            reader.result(30)
+            reader.result(60)
 
     assert {status for status in answers if status >= 500} == {503}
     assert set(read) == {200}
@@ -129,11 +127,12 @@ def test_d03_eight_writers_lose_no_row_to_readers_and_a_lock_from_outside(
 def test_a_locked_database_is_503_and_nothing_is_accepted(
     make_client: Callable[..., httpx.Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.store.session._BUSY_TIMEOUT_S", 0.3)
     client = make_client(tick_s=30.0)
-    with closing(sqlite3.connect(tmp_path / "muonscope.db", isolation_level=None)) as locker:
+    with closing(sqlite3.connect(tmp_path / "muonscope.db", timeout=30, isolation_level=None)) as locker:
         locker.execute("BEGIN EXCLUSIVE")
-        response = client.post("/runs", json={})
+        with monkeypatch.context() as patch:
+            patch.setattr("service.store.session._BUSY_TIMEOUT_S", 0.3)
+            response = client.post("/runs", json={})
         assert_problem(response, 503)
         assert response.headers["retry-after"]
         locker.execute("ROLLBACK")

@@ -85,11 +85,11 @@ def draining(starter: "subprocess.Popen[bytes]", tmp_path: Path) -> Iterator[tup
         yield process, client
     if process.poll() is None:
         process.send_signal(signal.SIGKILL)
-        process.wait(20)
+        process.wait(60)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -114,7 +114,7 @@ def test_a_draining_service_lets_its_run_end_starts_no_other_and_then_ends_clean
 
     client.post(f"/runs/{run}/stop")
 
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
 
 
 def test_a_second_signal_ends_a_draining_service_at_once_and_leaves_its_run_alone(
@@ -127,7 +127,7 @@ def test_a_second_signal_ends_a_draining_service_at_once_and_leaves_its_run_alon
 
     process.send_signal(signal.SIGTERM)
 
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
 
 
 def test_a_draining_service_without_a_run_ends_at_once(
@@ -136,4 +136,4 @@ def test_a_draining_service_without_a_run_ends_at_once(
     process, _ = draining
     process.send_signal(signal.SIGTERM)
 
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0

@@ -199,7 +199,7 @@ def running(**settings: Any) -> Iterator[FakeController]:
         controller.stop()
 
 
-def wait_until(condition: Any, timeout_s: float = 20.0, what: str = "the condition") -> None:
+def wait_until(condition: Any, timeout_s: float = 60.0, what: str = "the condition") -> None:
     """Wait for a condition to hold; AssertionError naming it otherwise."""
     deadline = time.monotonic() + timeout_s
     while not condition():

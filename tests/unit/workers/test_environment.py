@@ -152,7 +152,7 @@ print(server_socket().with_suffix('.log').exists(), 'torch' in sys.modules)
 SERVES = """
 from workers.spool import is_locked
 import time
-deadline = time.monotonic() + 5
+deadline = time.monotonic() + 60
 while not is_locked(lock_path(server_socket())) and time.monotonic() < deadline: time.sleep(0.05)
 print(is_locked(lock_path(server_socket())))
 import workers.train_worker
@@ -191,7 +191,9 @@ def test_a_warm_cluster_preloads_a_module_that_exists() -> None:
 
 
 def test_a_process_knows_when_it_began() -> None:
+    began = time.time()
     said = float(run_python("from workers.driver import process_started_at; print(process_started_at())"))
 
-    assert 0 <= time.time() - said < 30
+    # The kernel counts the start in hundredths of a second.
+    assert began - 0.1 <= said <= time.time()
     assert process_started_at() < said

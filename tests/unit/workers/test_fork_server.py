@@ -50,7 +50,7 @@ def rank(raylet: subprocess.Popen[bytes]) -> Iterator[RankProcess]:
     process.close()
 
 
-def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 10.0) -> None:
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not come about within {timeout_s} s"
@@ -113,13 +113,13 @@ def test_a_rank_whose_actor_is_gone_ends_by_itself(rank: RankProcess, tmp_path: 
 def test_the_client_hears_how_a_rank_ended(rank: RankProcess) -> None:
     os.kill(rank.pid, signal.SIGKILL)
 
-    assert rank.wait(10) == "its process was killed by SIGKILL"
+    assert rank.wait(60) == "its process was killed by SIGKILL"
 
 
 def test_a_signal_without_a_name_is_told_by_its_number(rank: RankProcess) -> None:
     os.kill(rank.pid, signal.SIGRTMIN + 1)
 
-    assert rank.wait(10) == f"its process was killed by signal {signal.SIGRTMIN + 1}"
+    assert rank.wait(60) == f"its process was killed by signal {signal.SIGRTMIN + 1}"
 
 
 def test_a_rank_that_lives_has_no_end_to_tell(rank: RankProcess) -> None:
@@ -219,10 +219,11 @@ def test_ranks_that_ended_are_waited_for_and_stay_no_zombies(rank: RankProcess) 
     others = [fork_rank() for _ in range(3)]
     for other in others:
         os.kill(other.pid, signal.SIGKILL)
-        assert "SIGKILL" in other.wait(10)
+        assert "SIGKILL" in other.wait(60)
         other.close()
 
-    assert [child.pid for child in server.children()] == [rank.pid]
+    # Those of earlier tests, hung up on a moment ago, may still be on their way out.
+    wait_for(lambda: [child.pid for child in server.children()] == [rank.pid], "the end of all the others")
 
 
 def test_files_of_ended_servers_are_swept_and_those_of_living_and_late_ones_kept(tmp_path: Path) -> None:
@@ -267,7 +268,7 @@ os.wait()
 def test_a_rank_whose_server_died_as_it_forked_ends_before_it_serves(fate: str, said: str, tmp_path: Path) -> None:
     # Until all who could print are gone, the output stays open.
     command = [sys.executable, "-c", FORKING, str(tmp_path / "a.sock"), fate]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
 
     assert (printed.stdout, printed.stderr) == (said, "")
 
@@ -281,7 +282,7 @@ def test_ranks_die_with_a_killed_server_and_the_next_server_ends_with_its_ray_no
     os.kill(killed, signal.SIGKILL)
 
     wait_for(lambda: is_gone(first.pid), "the rank's end")
-    assert first.wait(1) == "its process is gone, and so is the fork server that knew why"
+    assert first.wait(60) == "its process is gone, and so is the fork server that knew why"
     second = fork_rank()
     server, path = psutil.Process(second.pid).ppid(), server_socket()
     assert server != killed

@@ -43,9 +43,9 @@ def test_logs_are_shipped_while_ranks_print_and_removed_once_all_is_there(
         shipper.start()
         rank_log(folder, 0).write_text("zero\n")
         rank_log(folder, 1).write_text("one\nhalf a line")
-        wait_until(lambda: controller.logs.get(0) == "zero\n" and controller.logs.get(1), 10, "both logs")
+        wait_until(lambda: controller.logs.get(0) == "zero\n" and controller.logs.get(1), what="both logs")
 
-        shipper.finish(patience_s=5)
+        shipper.finish(patience_s=60)
 
     assert controller.logs[1] == "one\nhalf a line"
     assert "[rank 0] zero\n" in controller.logs[None]
@@ -61,8 +61,8 @@ def test_a_controller_that_is_away_costs_nothing_but_its_news(tmp_path: Path) ->
         shipper.start()
         rank_log(folder, 0).write_text("zero\n")
         controller.start()
-        wait_until(lambda: controller.logs.get(0) == "zero\n", 10, "the log")
-        shipper.finish(patience_s=5)
+        wait_until(lambda: controller.logs.get(0) == "zero\n", what="the log")
+        shipper.finish(patience_s=60)
 
 
 def test_a_file_that_grows_is_cut_and_counted_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,12 +136,12 @@ def test_an_output_that_cannot_take_a_line_ends_no_shipping(
             shipper._own.close()
             shipper._own = disks[1]
         rank_log(folder, 0).write_text("loss 0.1 \u2588\u2588 30 %\n")
-        wait_until(lambda: 0 in controller.logs, 10, "the log")
+        wait_until(lambda: 0 in controller.logs, what="the log")
         with rank_log(folder, 0).open("a") as log:
             log.write("done\n")
 
-        wait_until(lambda: controller.logs[0].endswith("done\n"), 10, "the rest of it")
-        shipper.finish(patience_s=5)
+        wait_until(lambda: controller.logs[0].endswith("done\n"), what="the rest of it")
+        shipper.finish(patience_s=60)
 
     monkeypatch.undo()
     assert is_full or terminal.buffer.getvalue().startswith(b"[rank 0] loss 0.1 ?? 30 %\n")
@@ -165,11 +165,11 @@ def test_an_answer_that_is_none_of_the_controllers_ends_no_shipping(
         shipper = LogShipper(folder, 1, ControllerClient(controller.url, controller.attempt_id, controller.token))
         shipper.start()
         rank_log(folder, 0).write_text("zero\n")
-        assert asked.wait(10)
+        assert asked.wait(60)
         monkeypatch.undo()
 
-        wait_until(lambda: controller.logs.get(0) == "zero\n", 10, "the log")
-        shipper.finish(patience_s=5)
+        wait_until(lambda: controller.logs.get(0) == "zero\n", what="the log")
+        shipper.finish(patience_s=60)
 
 
 def test_of_a_rank_that_prints_too_fast_the_middle_is_passed_over(

@@ -4,6 +4,7 @@ import json
 import sqlite3
 import subprocess
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def test_a_record_file_that_is_away_for_a_while_is_gone_on_with(tmp_path: Path) 
     away.rename(file)
     keep_record(directory)
 
-    with sqlite3.connect(file) as database:
+    with closing(sqlite3.connect(file)) as database:
         ((status, steps),) = database.execute("SELECT status, (SELECT steps FROM run_summary) FROM run")
     assert (status, steps) == ("failed", 1)
     assert not directory.exists()

@@ -130,7 +130,7 @@ def test_what_builds_as_another_version_is_refused(
 def test_an_installation_that_is_given_up_leaves_no_process_and_no_folder(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    allow(monkeypatch, publish(index, setup="import time\ntime.sleep(60)\n"))
+    allow(monkeypatch, publish(index, setup="import time\ntime.sleep(600)\n"))
     give_up = threading.Event()
     others = set(psutil.Process().children(recursive=True))
     installing = Background(lambda: ensure_installed(tmp_path / "releases", VERSION, give_up))
@@ -140,13 +140,13 @@ def test_an_installation_that_is_given_up_leaves_no_process_and_no_folder(
 
     with pytest.raises(ReleaseUnavailable, match="it was given up"):
         installing.wait()
-    assert psutil.wait_procs(building, timeout=5)[1] == []
+    assert psutil.wait_procs(building, timeout=60)[1] == []
     assert left_behind(tmp_path / "releases") == []
 
 
 def _wait_for_build(others: set[psutil.Process]) -> list[psutil.Process]:
     """Pip and what it began, without what earlier tests of this process keep alive for later ones."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         family = [each for each in psutil.Process().children(recursive=True) if each not in others]
         if len(family) > 1:
@@ -162,7 +162,7 @@ def test_waiting_for_another_process_ends_with_the_attempt(tmp_path: Path, monke
     with releases._only_one(
         tmp_path / f".{release_folder(tmp_path, VERSION).name}.lock",
         RELEASES[VERSION],
-        time.monotonic() + 1,
+        time.monotonic() + 60,
         threading.Event(),
     ), pytest.raises(ReleaseUnavailable, match="another process has been installing it"):  # fmt: skip
         ensure_installed(tmp_path, VERSION, give_up)
