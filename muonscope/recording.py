@@ -59,7 +59,8 @@ def record(
         url: address of the service; by default `MUONSCOPE_URL`, else http://127.0.0.1:8800.
         token: bearer token; by default `MUONSCOPE_TOKEN`.
         file: a record file to write instead: no service is needed, and `muonscope import FILE` brings it in later.
-        steps: how many steps there are to be: the run then trains only if that many were attempted.
+        steps: how many steps there are to be: a loop that is left before has been stopped, and trains only if that many
+            were attempted.
         tags: the run's.
         notes: the run's.
         patience_s: how long the end of the block waits for the last steps to arrive; after that a process of its own
@@ -136,7 +137,7 @@ class RecordedLoop:
         final = self._final_state(error)
         if self._spool is None:
             return
-        outcome = _outcome(error, self._recorder, self._spool.records, self._cut_short)
+        outcome = _outcome(error, self._recorder, self._spool.records, self._cut_short, steps=self._wanted.steps)
         self._close(outcome.model_copy(update={"final": final}))
 
     # -- rank 0 ------------------------------------------------------------------------------------------------------
@@ -282,15 +283,25 @@ class RecordedLoop:
 
 
 def _outcome(
-    error: BaseException | None, recorder: "Recorder", records: int, cut_short: "Failure | None"
+    error: BaseException | None,
+    recorder: "Recorder",
+    records: int,
+    cut_short: "Failure | None",
+    *,
+    steps: int | None,
 ) -> "AttemptOutcome":
     from muonscope.contract.attempts import AttemptOutcome, Failure
     from muonscope.contract.status import AttemptStatus, FailureKind
     from workers.failure import describe
 
     if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
-        status = AttemptStatus.SUCCEEDED if cut_short is None else AttemptStatus.FAILED
-        return AttemptOutcome(status=status, declared_steps=records, failure=cut_short)
+        if cut_short is not None:
+            return AttemptOutcome(status=AttemptStatus.FAILED, declared_steps=records, failure=cut_short)
+        # A loop that is left early, as one that has learned enough, has not attempted every step.
+        is_whole = steps is None or records >= steps
+        return AttemptOutcome(
+            status=AttemptStatus.SUCCEEDED if is_whole else AttemptStatus.STOPPED, declared_steps=records
+        )
     if not isinstance(error, Exception):
         return AttemptOutcome(status=AttemptStatus.STOPPED, declared_steps=records)
     if recorder.is_exhausted:

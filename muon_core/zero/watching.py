@@ -22,6 +22,7 @@ from muon_core.zero.layout import (
     partitions_of,
     register_attachment,
 )
+from muon_core.zero.optimizer import ZeroMuon
 
 # Where optimizers keep what corresponds to a momentum: Adam and its kin, then SGD.
 _MOMENTUM_KEYS: Final = ("exp_avg", "momentum_buffer")
@@ -32,12 +33,20 @@ def watch_engine(engine: Any) -> Attachment:
 
     Raises:
         UnsupportedSetup: no ZeRO stage 1, 2 or 3, or a layout that cannot be read; the message says what to change.
+        NotAttached: the optimizer is muon_core's own, and `attach` has not seen this engine.
     """
     try:
         return attachment_of(engine)
     except NotAttached:
         pass
-    if type(getattr(engine.optimizer, "optimizer", None)).__name__ == "MuonWithAuxAdam":
+    inner = getattr(engine.optimizer, "optimizer", None)
+    if isinstance(inner, ZeroMuon):
+        # Its own refusal comes with the first step that is applied: at a high loss scale only after many.
+        raise NotAttached(
+            "this engine's optimizer is muon_core's, which has not been attached to it",
+            "call muon_core.attach(engine, optimizer) on every rank before",
+        )
+    if type(inner).__name__ == "MuonWithAuxAdam":
         return released.watch(engine)
     watched = WatchedOptimizer(engine)
     register_attachment(engine, watched)

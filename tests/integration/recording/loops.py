@@ -15,6 +15,7 @@ import torch
 
 import muon_core
 import muonscope
+from muon_core.errors import UnsupportedSetup
 from workers import recorder
 from workers.final_state import hash_parameters
 
@@ -22,7 +23,7 @@ STEPS = 6
 
 
 def build_engine(optimizer: str, stage: int, minimum: int = 1, adam_lr: float = 1e-3) -> Any:
-    """`optimizer` is muon (DeepSpeed's own), adam or attached; at a loss scale of 2^20 the first steps overflow."""
+    """`optimizer` is muon (DeepSpeed's own), adam, attached or unattached; at 2^20 the first steps overflow."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 16))
     config: dict[str, Any] = {
@@ -42,7 +43,8 @@ def build_engine(optimizer: str, stage: int, minimum: int = 1, adam_lr: float = 
         return deepspeed.initialize(model=model, optimizer=adam, config=config)[0]
     ours = muon_core.build_optimizer(model, lr=0.02, adam={"lr": adam_lr})
     engine = deepspeed.initialize(model=model, optimizer=ours, config=config)[0]
-    muon_core.attach(engine, ours)
+    if optimizer != "unattached":
+        muon_core.attach(engine, ours)
     return engine
 
 
@@ -151,14 +153,16 @@ def unholdable(*, record: dict[str, Any]) -> tuple[str | None, list[str]]:
     return recorded.run_id, said
 
 
-def refused(*, record: dict[str, Any], temporary: str | None = None) -> tuple[str, str, str | None]:
+def refused(
+    *, record: dict[str, Any], temporary: str | None = None, optimizer: str = "muon"
+) -> tuple[str, str, str | None]:
     """Try to record where that must fail; returns the error's name, text and remedy."""
-    engine = build_engine("muon", 1)
+    engine = build_engine(optimizer, 1)
     usual, tempfile.tempdir = tempfile.tempdir, temporary or tempfile.tempdir
     try:
         with muonscope.record(engine, name="mine", **record):
             raise AssertionError("the block was entered")
-    except muonscope.MuonscopeError as error:
+    except (muonscope.MuonscopeError, UnsupportedSetup) as error:
         return type(error).__name__, str(error), error.remedy
     finally:
         tempfile.tempdir = usual

@@ -57,6 +57,29 @@ def test_a_recorded_loop_ends_with_the_bits_of_the_loop_alone(
     assert len(service.get(f"/runs/{run['id']}/parameters").json()["parameters"]) == 4
 
 
+def test_an_optimizer_of_muon_cores_that_nobody_attached_is_refused_on_entering(
+    gang: Gangs, service: httpx.Client
+) -> None:
+    before = service.get("/runs").json()["runs"]
+    found = gang(2).run(loops.refused, optimizer="unattached", record=_to(service))
+
+    assert [name for name, *_ in found] == ["NotAttached", "NotAttached"]
+    assert all("muon_core.attach(engine, optimizer)" in remedy for *_, remedy in found)
+    assert service.get("/runs").json()["runs"] == before
+
+
+@pytest.mark.parametrize(("planned", "status"), [(loops.STEPS, "succeeded"), (loops.STEPS + 2, "stopped")])
+def test_a_loop_that_is_left_before_its_last_step_has_been_stopped(
+    gang: Gangs, service: httpx.Client, planned: int, status: str
+) -> None:
+    (recorded,) = gang(1).run(loops.loop, optimizer="adam", stage=1, record={**_to(service), "steps": planned})
+    run = ended(service, recorded["run_id"])
+
+    assert (run["status"], run["summary"]["steps"], run["spec"]["steps"]) == (status, loops.STEPS, planned)
+    assert (run["verdict"]["name"] == "trains") == (status == "succeeded")
+    assert run["failure"] is None
+
+
 def test_a_setting_that_no_spec_can_hold_is_warned_of_and_the_loop_is_recorded_all_the_same(
     gang: Gangs, service: httpx.Client
 ) -> None:
