@@ -78,8 +78,11 @@ def rm(alert_id: AlertId, url: Url = None, as_json: Json = False) -> None:
     """Watch no more; what is not delivered yet is not sent."""
     with open_client(url) as client:
         client.alerts.delete(alert_id)
+    screen = Screen(as_json)
     if as_json:
-        Screen(as_json).json({"removed": alert_id})
+        screen.json({"removed": alert_id})
+    else:
+        screen.progress(f"{alert_id} is removed")
 
 
 @alert_app.command("test")

@@ -108,6 +108,7 @@ def _print_error(error: "MuonscopeError", *, as_json: bool) -> None:
     if as_json:
         document = {"error": type(error).__name__, "detail": str(error), "remedy": error.remedy}
         document |= {"status": getattr(error, "status", None), "field": field, "value": value}
+        document["errors"] = (getattr(error, "problem", None) or {}).get("errors") or None
         print(json.dumps({key: item for key, item in document.items() if item is not None}), file=sys.stderr)
         return
     print(f"muonscope: {visible(str(error))}", file=sys.stderr)
@@ -117,6 +118,9 @@ def _print_error(error: "MuonscopeError", *, as_json: bool) -> None:
         print(f"  value:  {visible(json.dumps(value, ensure_ascii=False))[:200]}", file=sys.stderr)
     if error.remedy:
         print(f"  remedy: {visible(_by_verbs(error.remedy))}", file=sys.stderr)
+    for other in (getattr(error, "problem", None) or {}).get("errors", [])[1:]:
+        remedy = f"; {_by_verbs(other['remedy'])}" if other.get("remedy") else ""
+        print(f"  also:   {visible(str(other.get('detail')) + remedy)}", file=sys.stderr)
 
 
 def _by_verbs(remedy: str) -> str:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 UP: Final = (sys.executable, "-m", "muonscope.cli.main", "up")
 START_LIMIT_S: Final = 120.0
 STOP_LIMIT_S: Final = 30.0
+_TELL_S: Final = 10.0
 _POLL_S: Final = 0.1
 _SHOWN_LOG_LINES: Final = 15
 # What the environment says of a service elsewhere is nothing to one that lives for a command alone.
@@ -85,7 +86,7 @@ def service_for(url: str | None, screen: Screen) -> Iterator[Service]:
         screen.progress("waiting for its Ray to start")
         began = time.monotonic()
         try:
-            with _child_service(home, port) as started:
+            with _child_service(home, port, screen) as started:
                 screen.progress(f"ready after {time.monotonic() - began:.0f} s")
                 screen.progress(f"dashboard while it runs: {started.url}/ui/")
                 yield Service(started, home)
@@ -115,9 +116,11 @@ def standalone_service(record: Path, screen: Screen, *, task: str | None = None)
         screen.progress(f"training without a service, on this machine, into {record}")
         screen.progress("waiting for Ray to start")
         record.parent.mkdir(parents=True, exist_ok=True)
+        is_empty = not record.exists()
         settings = {"MUONSCOPE_DATABASE_URL": sqlite_url(record), **_own_code(task)}
         try:
-            with _child_service(home, port, settings, without=_OF_ANOTHER_SERVICE, token="") as started:
+            with _child_service(home, port, screen, settings, without=_OF_ANOTHER_SERVICE, token="") as started:
+                is_empty = False
                 yield started
         except _StandsBy as found:
             raise ServiceStartFailed(
@@ -129,6 +132,9 @@ def standalone_service(record: Path, screen: Screen, *, task: str | None = None)
             from service.controller.local_ray import end_left_head
 
             end_left_head(home)
+            # A file without a run would only puzzle whoever finds it.
+            for end in ("", "-wal", "-shm") if is_empty else ():
+                record.with_name(f"{record.name}{end}").unlink(missing_ok=True)
 
 
 def _own_code(task: str | None) -> dict[str, str]:
@@ -177,6 +183,7 @@ def answers(url: str) -> bool:
 def _child_service(
     home: Path,
     port: int,
+    screen: Screen,
     settings: Mapping[str, str] | None = None,
     *,
     without: Collection[str] = (),
@@ -202,7 +209,7 @@ def _child_service(
     try:
         with Client(f"http://127.0.0.1:{port}", token=token, retries=0) as client:
             try:
-                _wait_until_ready(client, process, log)
+                _wait_until_ready(client, process, log, screen)
             except KeyboardInterrupt:
                 print("\nending the service before it was ready: nothing was queued", file=sys.stderr)
                 raise
@@ -212,10 +219,13 @@ def _child_service(
         _end(process)
 
 
-def _wait_until_ready(client: Client, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + START_LIMIT_S
+def _wait_until_ready(client: Client, process: "subprocess.Popen[bytes]", log: Path, screen: Screen) -> None:
+    began = told_at = time.monotonic()
     reason = "it has not answered yet"
-    while time.monotonic() < deadline:
+    while (now := time.monotonic()) < began + START_LIMIT_S:
+        if now - told_at > _TELL_S:
+            told_at = now
+            screen.progress(f"still waiting after {now - began:.0f} s: {reason}")
         if process.poll() is not None:
             raise ServiceStartFailed(
                 f"the service ended with exit code {process.returncode} before it was ready:\n{_tail(log)}",

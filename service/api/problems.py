@@ -151,8 +151,11 @@ def _describe(error: Mapping[str, Any], body: Any, model: Any) -> dict[str, Any]
             path, value = _in_ds_config(about_ds_config[1], path, value)
         elif about is not None and isinstance(value, dict):
             # A rule about several fields: say the one that it names.
-            path, value = _join(path, about[1]), about[2].rstrip(",;")
-    if error["type"] == "unknown_task":
+            path, value = _join(path, about[1]), _as_given(about[2].rstrip(",;"))
+    if error["type"] == "unknown_task" and isinstance(value, str) and (value in BUILT_IN_TASKS or ":" in value):
+        # A right name where the object that holds it is to stand.
+        message = f"task is an object that holds the name; write task: {json.dumps({'name': value[:100]})}"
+    elif error["type"] == "unknown_task":
         path, value = _join(path, "name"), value.get("name") if isinstance(value, dict) else value
         message = f"{message}; {_meant_task(value)}"
     if not path and tuple(error.get("loc", ()))[:1] == ("body",):
@@ -164,6 +167,14 @@ def _describe(error: Mapping[str, Any], body: Any, model: Any) -> dict[str, Any]
         "value": bounded_value(value),
         "remedy": remedy or _remedy(error, path, model),
     }
+
+
+def _as_given(text: str) -> Any:
+    """Read the value that a sentence has: a number as the number that was sent."""
+    try:
+        return int(text)
+    except ValueError:
+        return text
 
 
 def _in_ds_config(key: str, path: str, value: Mapping[str, Any]) -> tuple[str, Any]:

@@ -182,6 +182,13 @@ class ClusterOut(Out):
     queued: int
 
 
+class FieldProblem(Out):
+    detail: str
+    field: str | None
+    value: Any
+    remedy: str | None
+
+
 class Problem(Out):
     """RFC 9457; `field`, `value` and `remedy` say what to change."""
 
@@ -192,6 +199,8 @@ class Problem(Out):
     field: str | None
     value: Any
     remedy: str | None
+    errors: list[FieldProblem] = []
+    """All that is wrong, where it is more than one thing; the members above are the first of them."""
 
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {

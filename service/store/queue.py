@@ -263,7 +263,9 @@ class QueueRepository:
         row = self._session.get(QueueLimit, (kind, name))
         if row is None:
             row = QueueLimit(kind=kind, name=name)
-        self._tell(row, f"{kind} {name} may hold {max_gpus:g} GPUs", who, {"max_gpus": max_gpus})
+        self._tell(
+            row, f"{kind} {name} may hold {max_gpus:g} GPU{'' if max_gpus == 1 else 's'}", who, {"max_gpus": max_gpus}
+        )
         row.max_gpus, row.who, row.changed_at = max_gpus, who, read_clock(self._session)
         self._session.add(row)
         return row

@@ -175,7 +175,7 @@ def test_limits_are_set_changed_and_taken_away_each_with_an_event(database: Data
     assert told == [
         "user ann may hold 4 GPUs",
         "user ann may hold 2 GPUs",
-        "tag * may hold 1 GPUs",
+        "tag * may hold 1 GPU",
         "tag * has no limit",
     ]
 

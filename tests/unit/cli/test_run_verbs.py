@@ -67,6 +67,26 @@ def test_an_error_as_json_can_be_read_by_a_script(command: RunCommand, service: 
     assert (error["error"], error["status"], error["remedy"]) == ("NotFound", 404, "look elsewhere")
 
 
+def test_all_that_is_wrong_with_a_spec_is_told_at_once(command: RunCommand, service: FakeService, spec: str) -> None:
+    first = {"detail": "steps: too few", "field": "steps", "value": 0, "remedy": "use 1 or more"}
+    other = {
+        "detail": "optimizer.rate: unknown field",
+        "field": "optimizer.rate",
+        "value": 1,
+        "remedy": "did you mean lr?",
+    }
+    refused = problem(422, "The input is not valid", **first, errors=[first, other])
+    service.answers["POST", "/runs"] = refused
+
+    plain, as_json = command("submit", spec), command("submit", spec, "--json")
+
+    assert plain.err.splitlines()[-2:] == [
+        "  remedy: use 1 or more",
+        "  also:   optimizer.rate: unknown field; did you mean lr?",
+    ]
+    assert [each["field"] for each in json.loads(as_json.err)["errors"]] == ["steps", "optimizer.rate"]
+
+
 def test_without_a_service_the_remedy_is_to_start_one(command: RunCommand, no_service: None) -> None:
     result = command("ls")
 

@@ -66,6 +66,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script.write_text(UP)
     monkeypatch.setattr(service_process, "UP", (sys.executable, str(script)))
     monkeypatch.setattr(service_process, "ClientSettings", Unnamed)
+    # What a start says is counted: on a busy machine it may take long.
+    monkeypatch.setattr(service_process, "_TELL_S", 600.0)
     # The usual port may be taken by another test's service between a look at it and the start.
     monkeypatch.setattr(service_process, "DEFAULT_PORT", 0)
     return Path(os.environ["MUONSCOPE_HOME"])
@@ -342,3 +344,43 @@ def test_a_record_that_another_command_writes_is_an_error_that_says_so(
         pass
 
     assert "--record" in (held.value.remedy or "")
+
+
+NEVER_READY = """
+import os, pathlib, time
+url = os.environ.get("MUONSCOPE_DATABASE_URL", "")
+if url:
+    pathlib.Path(url.removeprefix("sqlite:///")).touch()
+pathlib.Path(os.environ["MUONSCOPE_HOME"], "begun").touch()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+def test_a_start_that_takes_long_says_so_and_one_that_is_interrupted_leaves_no_empty_record(
+    was_there: bool, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = tmp_path / "record.db"
+    if was_there:
+        record.touch()
+    (tmp_path / "up.py").write_text(NEVER_READY)
+    monkeypatch.setattr(service_process, "_TELL_S", 0.0)
+    looked, plain = [], time.sleep
+
+    def interrupt_in_time(seconds: float) -> None:
+        looked.append(record.exists())
+        # Once: what ends the service sleeps too.
+        if looked.count(True) == 4:
+            monkeypatch.setattr(time, "sleep", plain)
+            raise KeyboardInterrupt
+        plain(seconds)
+
+    monkeypatch.setattr(time, "sleep", interrupt_in_time)
+
+    with pytest.raises(KeyboardInterrupt), service_process.standalone_service(record, Screen()):
+        raise AssertionError("it was never ready")
+
+    said = capsys.readouterr().err
+    assert "still waiting after 0 s: no service answers" in said
+    assert "before it was ready: nothing was queued" in said
+    assert record.exists() == was_there
