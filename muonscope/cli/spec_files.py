@@ -25,7 +25,21 @@ def read_spec(path: str, tell: Callable[[str], None] = lambda line: None) -> dic
         SpecFileError: unreadable, not YAML or JSON, a key given twice, not a mapping, or a DeepSpeed configuration that
             DeepSpeed would refuse.
     """
-    return _with_ds_config(_read_mapping(path, "name: first-run"), path, tell)
+    spec = _with_ds_config(_read_mapping(path, "name: first-run"), path, tell)
+    for line in _without_effect(spec):
+        tell(line)
+    return spec
+
+
+def _without_effect(spec: dict[str, Any]) -> list[str]:
+    """Name what a spec says and no rank looks at: taken, for a matrix's base may hold it for some of its runs."""
+    said = spec.get("loss_scale")
+    if not isinstance(said, dict) or not said:
+        return []
+    if spec.get("precision") in ("bf16", "fp32"):
+        return [f"note: loss_scale has no effect: precision {spec['precision']} has none"]
+    ignored = [name for name in said if name != "static"] if said.get("static") is not None else []
+    return [f"note: loss_scale.{name} has no effect beside loss_scale.static" for name in ignored]
 
 
 def refuse_invalid(spec: dict[str, Any]) -> None:

@@ -34,6 +34,28 @@ def test_yaml_and_json_say_the_same(tmp_path: Path) -> None:
     assert read_spec(as_json) == read_spec(as_yaml) == spec
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("precision: bf16\nloss_scale: {initial_power: 8}", ["note: loss_scale has no effect: precision bf16 has none"]),
+        ("precision: bf16", []),
+        ("loss_scale: {initial_power: 8}", []),
+        ("loss_scale: {static: 8}", []),
+        (
+            "loss_scale: {static: 8, window: 5, initial_power: 3}",
+            [f"note: loss_scale.{name} has no effect beside loss_scale.static" for name in ("window", "initial_power")],
+        ),
+        # Of what is no spec the service speaks.
+        ("precision: [bf16]\nloss_scale: {initial_power: 8}", []),
+        ("precision: fp32\nloss_scale: 8", []),
+    ],
+)
+def test_what_a_spec_says_without_effect_is_told(text: str, told: list[str], tmp_path: Path) -> None:
+    said: list[str] = []
+    read_spec(write(tmp_path, text), said.append)
+    assert said == told
+
+
 @given(st.dictionaries(st.text(max_size=8).filter(lambda key: key != "$schema"), json_values, max_size=4))
 def test_every_json_object_is_read_back_from_a_json_file(value: dict[str, object]) -> None:
     import tempfile

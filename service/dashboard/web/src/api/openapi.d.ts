@@ -1746,6 +1746,17 @@ export interface components {
              */
             field: string;
         };
+        /** FieldProblem */
+        FieldProblem: {
+            /** Detail */
+            detail: string;
+            /** Field */
+            field: string | null;
+            /** Remedy */
+            remedy: string | null;
+            /** Value */
+            value: unknown;
+        };
         /** FinalOut */
         FinalOut: {
             loss: components["schemas"]["PairOut"];
@@ -2330,6 +2341,12 @@ export interface components {
         Problem: {
             /** Detail */
             detail: string;
+            /**
+             * Errors
+             * @description All that is wrong, where it is more than one thing; the members above are the first of them.
+             * @default []
+             */
+            errors: components["schemas"]["FieldProblem"][];
             /** Field */
             field: string | null;
             /** Remedy */
