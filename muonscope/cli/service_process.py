@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final
 
 from muonscope.cli.screen import Screen
 from muonscope.client import Client, ClientSettings
@@ -80,15 +81,8 @@ def service_for(url: str | None, screen: Screen) -> Iterator[Service]:
     home = settings.home.expanduser()
     leader_url = _recorded_leader(home)
     if leader_url is None:
-        port = _free_port()
-        screen.progress(f"no service answers at {settings.url}: starting one on port {port} until the command ends")
-        screen.progress(f"its state is in {home}")
-        screen.progress("waiting for its Ray to start")
-        began = time.monotonic()
         try:
-            with _child_service(home, port, screen) as started:
-                screen.progress(f"ready after {time.monotonic() - began:.0f} s")
-                screen.progress(f"dashboard while it runs: {started.url}/ui/")
+            with _free_port() as port, _started(home, port, settings.url, screen) as started:
                 yield Service(started, home)
                 return
         except _StandsBy as found:
@@ -96,6 +90,19 @@ def service_for(url: str | None, screen: Screen) -> Iterator[Service]:
     screen.progress(f"a service leads on {home} already: using {leader_url}, dashboard {leader_url}/ui/")
     with Client(leader_url) as leading:
         yield Service(leading, None)
+
+
+@contextmanager
+def _started(home: Path, port: int, nobody_at: str, screen: Screen) -> Iterator[Client]:
+    """Yield a client of the home's own service, started for the block; says what it waits for."""
+    screen.progress(f"no service answers at {nobody_at}: starting one on port {port} until the command ends")
+    screen.progress(f"its state is in {home}")
+    screen.progress("waiting for its Ray to start")
+    began = time.monotonic()
+    with _child_service(home, port, screen) as started:
+        screen.progress(f"ready after {time.monotonic() - began:.0f} s")
+        screen.progress(f"dashboard while it runs: {started.url}/ui/")
+        yield started
 
 
 @contextmanager
@@ -111,8 +118,8 @@ def standalone_service(record: Path, screen: Screen, *, task: str | None = None)
     from service.settings import sqlite_url
 
     # A short path: Ray's sockets lie below it.
-    with tempfile.TemporaryDirectory(prefix="muonscope-") as folder:
-        home, port = Path(folder), _free_port()
+    with tempfile.TemporaryDirectory(prefix="muonscope-") as folder, _free_port() as port:
+        home = Path(folder)
         screen.progress(f"training without a service, on this machine, into {record}")
         screen.progress("waiting for Ray to start")
         record.parent.mkdir(parents=True, exist_ok=True)
@@ -264,15 +271,48 @@ def _tail(log: Path) -> str:
         return "".join(deque(lines, _SHOWN_LOG_LINES)).rstrip()
 
 
-def _free_port() -> int:
-    """Return the usual port when it is free, else any that is."""
-    for port in (DEFAULT_PORT, 0):
-        with socket.socket() as probe:
-            # As servers bind: a port whose last connections are still closing is free.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    raise ServiceStartFailed("no port on 127.0.0.1 can be bound", remedy="end some of the programs that listen there")
+@contextmanager
+def _free_port() -> Iterator[int]:
+    """Yield the usual port when it is free, else any that is.
+
+    The service listens there a second or two later. Until it has ended, no other command takes the usual port for free:
+    one that did would be answered by this one's service, and train into its store.
+    """
+    claim = _claim(DEFAULT_PORT)
+    try:
+        found = next(filter(None, map(_bindable, (DEFAULT_PORT, 0) if claim else (0,))), None)
+        if found is None:
+            raise ServiceStartFailed(
+                "no port on 127.0.0.1 can be bound", remedy="end some of the programs that listen there"
+            )
+        yield found
+    finally:
+        if claim is not None:
+            claim.close()
+
+
+def _bindable(port: int) -> int | None:
+    """Return a port that a server can bind, of 0 any; None where it is taken."""
+    with socket.socket() as probe:
+        # As servers bind: a port whose last connections are still closing is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return None
+        return int(probe.getsockname()[1])
+
+
+def _claim(port: int) -> IO[str] | None:
+    """Keep a port from this user's other commands here, until what is returned is closed; None: one of them has it."""
+    lock = Path(tempfile.gettempdir(), f"muonscope-{os.getuid()}-port-{port}.lock")
+    try:
+        file = lock.open("a")  # noqa: SIM115 (closed by who asked)
+    except OSError:
+        return None
+    try:
+        flock(file, LOCK_EX | LOCK_NB)
+    except OSError:
+        file.close()
+        return None
+    return file

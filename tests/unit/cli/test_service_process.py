@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -23,6 +24,7 @@ from muonscope.errors import ServiceStartFailed, ServiceUnreachable
 from service.store.leadership import LeadershipRepository
 from service.store.migrate import upgrade
 from service.store.session import Database
+from tests.ports import hold_port, number_of
 from tests.unit.client.fake_service import FakeService
 
 UP = textwrap.dedent("""
@@ -265,7 +267,23 @@ def test_a_taken_port_is_not_taken_again(monkeypatch: pytest.MonkeyPatch) -> Non
         holder.listen()
         monkeypatch.setattr(service_process, "DEFAULT_PORT", holder.getsockname()[1])
 
-        assert service_process._free_port() != holder.getsockname()[1]
+        with service_process._free_port() as port:
+            assert port != holder.getsockname()[1]
+
+
+def test_two_commands_at_once_start_their_services_on_two_ports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with hold_port() as held:
+        usual = number_of(held)
+        monkeypatch.setattr(service_process, "DEFAULT_PORT", usual)
+
+        # Neither service listens yet: each would find the usual port free.
+        with service_process._free_port() as first, service_process._free_port() as second:
+            assert first == usual != second
+        with service_process._free_port() as later:
+            assert later == usual
 
 
 def test_a_task_of_ones_own_is_allowed_and_found_where_the_command_is_typed_and_a_built_in_changes_nothing(

@@ -37,7 +37,10 @@ def test_yaml_and_json_say_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("precision: bf16\nloss_scale: {initial_power: 8}", ["note: loss_scale has no effect: precision bf16 has none"]),
+        (
+            "precision: bf16\nloss_scale: {initial_power: 8}",
+            ["note: loss_scale has no effect: precision bf16 has none"],
+        ),
         ("precision: bf16", []),
         ("loss_scale: {initial_power: 8}", []),
         ("loss_scale: {static: 8}", []),
