@@ -307,7 +307,7 @@ def _claim(port: int) -> IO[str] | None:
     """Keep a port from this user's other commands here, until what is returned is closed; None: one of them has it."""
     lock = Path(tempfile.gettempdir(), f"muonscope-{os.getuid()}-port-{port}.lock")
     try:
-        file = lock.open("a")  # noqa: SIM115 (closed by who asked)
+        file = lock.open("a")
     except OSError:
         return None
     try:
