@@ -102,6 +102,7 @@ def create_app(settings: Settings, launcher: Launcher | None = None) -> FastAPI:
         leadership=leadership,
         on_change=feed.notify,
         expected_gpus=local_ray.gpus if local_ray is not None else None,
+        gpus_are_logical=not local_ray.has_real_gpus if local_ray is not None else None,
     )
     app = FastAPI(
         title="Muonscope",

@@ -200,6 +200,8 @@ class Table(_Answer):
     """By row; null where nothing is published of the run, or it has not ended."""
     check_label: str = "published"
     """What the checks hold the runs against: figures that are `published`, or what is `expected`."""
+    checked: str = ""
+    """What of a run they hold against them, in words; empty where that is each row's own."""
 
 
 class Experiment(_Answer):

@@ -9,7 +9,7 @@ from typing import Any, Final
 from muonscope.contract.published import PUBLISHED_TABLES, check_label
 from muonscope.contract.status import RunStatus, Verdict
 from muonscope.contract.telemetry import encode_number
-from service.analysis.figures import Figure, RunResult, display, figure
+from service.analysis.figures import Figure, RunResult, checked, display, figure
 
 Cell = str | float | int | bool | None
 
@@ -41,6 +41,8 @@ class Table:
     """By row; None where nothing is known of the run or it has not ended."""
     check_label: str = "published"
     """What the checks hold the runs against: figures that are published, or what is expected."""
+    checked: str = ""
+    """What of a run they hold against them."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -48,6 +50,7 @@ class Table:
             "rows": [[_json_cell(cell) for cell in row] for row in self.rows],
             "run_ids": self.run_ids,
             "check_label": self.check_label,
+            "checked": self.checked,
             "published": [
                 None if check is None else {"matches": check.passed, "differences": list(check.differences)}
                 for check in self.checks
@@ -106,7 +109,7 @@ def build_table(
          *(cells[place] for cells in further.values())]
         for place, result in enumerate(results)
     ]  # fmt: skip
-    return Table(columns, rows, _ids(results), _checks(results, figures), check_label(builtin))
+    return Table(columns, rows, _ids(results), _checks(results, figures), check_label(builtin), checked(builtin))
 
 
 def _published_tables(results: Sequence[RunResult]) -> Table:

@@ -88,6 +88,26 @@ class Figure:
     differences: tuple[str, ...] = ()
 
 
+_CHECKED: Final = {
+    # How far the weights move differs by processor.
+    THIRTY_STEP: (
+        "outcome, what moved and momentum; of runs that die also overflows and final loss scale; "
+        "of the weight motion only whether there is any"
+    ),
+    BYTE_GPT: "whether it dies or trains",
+    CALM_BOOM: "the momentum norms of both matrices over the discarded step",
+    MIXED_OVERFLOW: "the momentum norms of both matrices over the discarded step",
+    GRADIENT_ACCUMULATION: "Newton-Schulz calls, and how far four micro-batches end from one batch",
+    SCALE_CHANGE: "how far the weights end from those at a fixed loss scale",
+    DTYPE_ASSERTION: "what moved, and what a comparison with the model before its cast calls moved",
+}
+
+
+def checked(experiment: str | None) -> str:
+    """Return what of a run the named built-in experiment holds against the known figures; empty where rows differ."""
+    return _CHECKED.get(experiment or "", "")
+
+
 def figure(experiment: str, result: RunResult, results: Sequence[RunResult]) -> Figure | None:
     """Return a run's figure in the named built-in experiment.
 

@@ -68,6 +68,8 @@ class TableOut(Out):
     run_ids: list[str]
     check_label: str
     """What the checks hold the runs against: figures that are `published`, or what is `expected`."""
+    checked: str
+    """What of a run they hold against them, in words; empty where that is each row's own."""
     published: list[CheckOut | None]
     """By row, whether the run shows what is published of it; null where nothing is, or it has not ended."""
 

@@ -175,6 +175,8 @@ class ClusterOut(Out):
     reachable: bool
     problem: str | None
     gpus: float
+    gpus_are_logical: bool | None
+    """Whether they are places on a machine that has none; null of a Ray that this service has not started."""
     gpus_held: float
     """By runs of this service."""
     nodes: list[NodeOut]

@@ -94,6 +94,11 @@ class LocalRay:
         return self._gpus
 
     @property
+    def has_real_gpus(self) -> bool:
+        """Whether this machine has a GPU; else those of the head are places to put a rank in."""
+        return self._real_gpus > 0
+
+    @property
     def token(self) -> str | None:
         return self._token
 

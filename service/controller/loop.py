@@ -88,6 +88,7 @@ class ControllerLoop:
         leadership: Leadership | None = None,
         on_change: Callable[[], None] = lambda: None,
         expected_gpus: float | None = None,
+        gpus_are_logical: bool | None = None,
         sender: Sender | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -101,6 +102,7 @@ class ControllerLoop:
             leadership: whether this controller leads, where several may share the store; None always does.
             on_change: called, thread-safe, after a tick that changed rows.
             expected_gpus: what the cluster will have, where that is known before Ray is reached.
+            gpus_are_logical: whether its GPUs are names for places on CPUs; None where nobody says.
             sender: sends webhooks; None is a plain one.
             clock: monotonic seconds.
         """
@@ -111,6 +113,7 @@ class ControllerLoop:
         self._leadership = leadership
         self._on_change = on_change
         self._expected_gpus = expected_gpus
+        self._gpus_are_logical = gpus_are_logical
         self._clock = clock
         self._policy = RetryPolicy(settings.max_attempts, settings.retry_backoff_s)
         self._planner = Planner(settings, self._policy, clock)
@@ -188,6 +191,7 @@ class ControllerLoop:
             "reachable": self._problem is None,
             "problem": self._problem,
             "gpus": resources.gpus,
+            "gpus_are_logical": self._gpus_are_logical,
             "nodes": describe(resources),
         }
 

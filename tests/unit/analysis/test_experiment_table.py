@@ -139,6 +139,15 @@ def test_what_was_never_published_is_called_expected() -> None:
     assert build_table([result()], builtin="thirty-step").as_json()["check_label"] == "published"
 
 
+def test_the_table_says_what_of_a_run_is_held_against_what_is_known() -> None:
+    said = {name: build_table([result()], builtin=name).as_json()["checked"] for name in ("thirty-step", "byte-gpt")}
+
+    assert said["byte-gpt"] == "whether it dies or trains"
+    assert said["thirty-step"].endswith("of the weight motion only whether there is any")
+    # Counter-test: a matrix of one's own is held against nothing.
+    assert build_table([result()]).as_json()["checked"] == ""
+
+
 def test_the_published_figure_stands_there_before_a_run_has_ended() -> None:
     row = build_table([result(status=RunStatus.RUNNING)], builtin="thirty-step").rows[0]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from service.app import create_app
 from service.controller.leadership import is_gone, this_place
 from service.controller.local_ray import (
     HEAD_ID_VARIABLE,
@@ -280,3 +281,14 @@ def test_visible_devices_say_how_many_gpus_there_are(visible: str, count: int, m
 
 def test_the_local_ray_keeps_the_warm_pool_that_the_workers_describe() -> None:
     assert ray_start_environment() == WARM_POOL
+
+
+@pytest.mark.parametrize("real", [0, 2])
+def test_gpus_of_a_machine_without_any_are_logical_to_who_asks_for_the_cluster(
+    real: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.controller.local_ray.count_real_gpus", lambda: real)
+
+    app = create_app(Settings(home=tmp_path, gpus=3))
+
+    assert app.state.controller.cluster()["gpus_are_logical"] is (real == 0)

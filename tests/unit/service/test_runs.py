@@ -274,6 +274,8 @@ def test_the_cluster_shows_who_holds_its_gpus(client: Client) -> None:
     cluster = client.get("/cluster").json()
     assert (cluster["gpus"], cluster["gpus_held"], cluster["queued"], cluster["reachable"]) == (2.0, 2.0, 1, True)
     assert [holder["run_id"] for holder in cluster["holders"]] == [run_id]
+    # Of a cluster that it has not started the service does not know what its GPUs are.
+    assert cluster["gpus_are_logical"] is None
 
 
 def test_readiness_follows_the_cluster_and_liveness_does_not(client: Client, launcher: FakeLauncher) -> None:

@@ -1306,6 +1306,11 @@ export interface components {
             /** Gpus */
             gpus: number;
             /**
+             * Gpus Are Logical
+             * @description Whether they are places on a machine that has none; null of a Ray that this service has not started.
+             */
+            gpus_are_logical: boolean | null;
+            /**
              * Gpus Held
              * @description By runs of this service.
              */
@@ -2989,6 +2994,11 @@ export interface components {
              * @description What the checks hold the runs against: figures that are `published`, or what is `expected`.
              */
             check_label: string;
+            /**
+             * Checked
+             * @description What of a run they hold against them, in words; empty where that is each row's own.
+             */
+            checked: string;
             /** Columns */
             columns: string[];
             /**
