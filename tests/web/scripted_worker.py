@@ -87,7 +87,11 @@ class ScriptedWorker:
 
     def refuse(self) -> None:
         """End before the first step, with a configuration that cannot be trained."""
-        failure = {"kind": "config_refused", "step": None, "message": self._words}
+        self.fail("config_refused", self._words)
+
+    def fail(self, kind: str, message: str) -> None:
+        """End before the first step."""
+        failure = {"kind": kind, "step": None, "message": message}
         self._post("outcome", {"status": "failed", "declared_steps": 0, "failure": failure}, self._headers)
 
     @property

@@ -142,19 +142,20 @@ def test_a_long_name_is_cut_in_its_middle_and_said_whole(site: Site, open_page: 
     link = page.get_by_role("link", name=name)
 
     expect(link).to_have_attribute("title", name)
-    head, tail = link.locator(".run-link-head"), link.locator(".run-link-tail")
-    expect(tail).to_have_text("ing=deferred")
+    head, tail = link.locator(".gives").first, link.locator(".stays").last
+    expect(tail).to_have_text("deferred")
     expect(head).to_be_visible()
-    cut = "document.querySelector('.run-link-head')"
+    cut = "document.querySelector('.run-table .gives')"
     wait_for(page, f"{cut}.scrollWidth > {cut}.clientWidth")
-    inner, outer = "document.querySelector('.run-link-tail')", "document.querySelector('td:has(.run-link-tail)')"
-    wait_for(page, f"{inner}.getBoundingClientRect().right <= {outer}.getBoundingClientRect().right")
+    inner = "[...document.querySelectorAll('.run-table .stays')].at(-1)"
+    wait_for(page, f"{inner}.getBoundingClientRect().right <= {inner}.closest('td').getBoundingClientRect().right")
 
 
 def test_the_segments_count_the_runs_that_the_filter_finds(site: Site, open_page: Open) -> None:
     page = open_page("/ui/runs?q=thirty").page
     segments = page.get_by_role("group", name="Which runs")
     expect(segments).to_contain_text("All 8")
+    expect(segments).to_contain_text("Failed 2")
     expect(segments).to_contain_text("Died 2")
     expect(segments).to_contain_text("Trains 6")
     segments.get_by_role("button", name="Died").click()
@@ -451,6 +452,7 @@ def test_the_load_of_each_rank_stands_on_the_axis_of_the_steps(site: Site, open_
     expect(page.locator(".panel", has_text="GPU memory").locator("canvas")).to_be_visible()
     box = page.get_by_role("region", name="System load")
     expect(box.get_by_role("row", name="1", exact=False).last).to_contain_text("80 % · 80 %")
+    expect(box).to_contain_text("Rank 0's whole node: 50 % CPU, 8.0 GiB in use of its 64 GiB of memory.")
     page.goto(f"/ui/runs/{run_id}?step=0")
     expect(box.get_by_role("row").last).to_contain_text("75 % · 80 %")
     page.get_by_role("button", name="System load").click()

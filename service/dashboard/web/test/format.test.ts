@@ -3,9 +3,11 @@ import { test } from "node:test";
 
 import type { RunSpec } from "../src/api/types.ts";
 import { apart, formatInteger, formatLoss, formatScalar, formatDelta, formatShape, toNumber } from "../src/format/number.ts";
+import { cutName } from "../src/format/name.ts";
 import { exponentOfTwo, splitPowers } from "../src/format/power.ts";
-import { describeShared, differences, flatten, isLabel, orderingWords } from "../src/format/spec.ts";
+import { describeShared, describeSpec, differences, flatten, isLabel, orderingWords, taskWords } from "../src/format/spec.ts";
 import { elapsed, formatAgo, formatDuration, formatSeconds } from "../src/format/time.ts";
+import { failureParts } from "../src/format/traceback.ts";
 
 test("nan, the infinities, zero and not-measured stay four different texts", () => {
   const wire = ["NaN", "Infinity", "-Infinity", null, 0, undefined] as const;
@@ -104,4 +106,62 @@ test("an ordering is a Muon's: a recorded script's other optimizer is named itse
   assert.equal(words({ name: "external", optimizer: "AdamW" }), "AdamW");
   assert.equal(words({ name: "external", optimizer: "MuonWithAuxAdam" }), "ordered");
   assert.equal(words({ name: "byte_gpt" }), "ordered");
+});
+
+test("a duration below a second has tenths, one from a second on has none", () => {
+  const texts = [0, 99, 100, 460, 999, 1000, 59_900].map((each) => formatDuration(each));
+  assert.deepEqual(texts, ["< 0.1 s", "< 0.1 s", "0.1 s", "0.4 s", "0.9 s", "0:00:01", "0:00:59"]);
+});
+
+test("a task of somebody's own keeps its name, a built-in one is in words", () => {
+  assert.deepEqual(["byte_gpt", "laptop_bad:build"].map(taskWords), ["byte gpt", "laptop_bad:build"]);
+  const spec = { task: { name: "laptop_bad:build" }, precision: "fp32", implementation: "muon_core" } as unknown as RunSpec;
+  assert.match(describeSpec(spec), /^laptop_bad:build · /);
+});
+
+test("of an experiment's name the fields give way, and what they are does not", () => {
+  const parts = cutName("thirty-step zero_stage=1 loss_scale.initial_power=16 step_ordering=master");
+  const kept = parts.filter(({ gives }) => gives === "no").map(({ text }) => text);
+  assert.equal(kept.join(""), " 1 16 master");
+  assert.deepEqual(parts.filter(({ gives }) => gives === "first").map(({ text }) => text), [
+    "zero_stage=",
+    "loss_scale.initial_power=",
+    "step_ordering=",
+  ]);
+});
+
+test("nothing of a name is lost by where it may be cut, and a short one is not cut", () => {
+  const names = ["first-run", "a name of twenty-five let", "words that say nothing a=b c=a value of many words", "a long name with x = y in it, a=1"];
+  assert.deepEqual(names.map((name) => cutName(name).map(({ text }) => text).join("")), names);
+  assert.deepEqual(cutName("first-run step_o=master"), [{ text: "first-run step_o=master", gives: "no" }]);
+  assert.deepEqual(cutName("one that nobody made of fields").map(({ gives }) => gives), ["last", "no"]);
+});
+
+const OWN = [
+  '  File "/work/lib/python3.12/site-packages/torch/nn/linear.py", line 1, in forward',
+  "    return F.linear(input)",
+  '  File "/home/me/mine.py", line 7, in loss',
+  "    return self.head(x)",
+  '  File "/opt/lib/python3.12/site-packages/torch/nn/module.py", line 2, in _call',
+  "    return forward()",
+  '  File "/opt/lib/python3.12/site-packages/torch/nn/linear.py", line 3, in forward',
+  "    return F.linear(input)",
+  '  File "/opt/lib/python3.12/site-packages/torch/functional.py", line 4, in linear',
+  "    raise",
+];
+
+test("of a failure the error comes first, then where one's own code raised it", () => {
+  const error = "RuntimeError: shapes differ";
+  const message = [error, "Traceback (most recent call last):", ...OWN, error, ""].join("\n");
+  const parts = failureParts(message);
+  assert.equal(parts.error, error);
+  assert.deepEqual(parts.end.split("\n"), [...OWN.slice(2, 4), "  …", ...OWN.slice(6), error]);
+  assert.equal(parts.numLines, 13);
+});
+
+test("a short failure is whole, and of a long one without a traceback the end is there", () => {
+  assert.deepEqual(failureParts("it did not start"), { error: "it did not start", end: "", numLines: null });
+  const lines = Array.from({ length: 40 }, (_, index) => `line ${index}`);
+  const parts = failureParts(lines.join("\n"));
+  assert.deepEqual([parts.error, parts.end.split("\n").at(-1), parts.numLines], ["line 0", "line 39", 40]);
 });

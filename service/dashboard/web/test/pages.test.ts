@@ -5,6 +5,7 @@ import { renderToStaticMarkup } from "react-dom/server";
 
 import { defaultOf, findSpecSchema, variantFor } from "../src/api/schema.ts";
 import type { Attempt, Comparison, Experiment, LoadSample, Run, RunCounts } from "../src/api/types.ts";
+import { finiteRange, shader } from "../src/charts/heat.ts";
 import { stepRanges } from "../src/charts/exactSteps.ts";
 import { sharedWords, traceDashes, traceIdentity, traceLabels } from "../src/charts/identity.ts";
 import { orderingStyle } from "../src/charts/orderings.ts";
@@ -13,14 +14,14 @@ import { Readout, type Unlike } from "../src/charts/Readout.tsx";
 import { emptyTrace, type Trace } from "../src/charts/trace.ts";
 import { effectAt, overflowSteps } from "../src/charts/overflowRows.ts";
 import { canRetry } from "../src/format/spec.ts";
-import { lowerLoss, notes, quantities } from "../src/pages/compare/notes.ts";
+import { lowerLoss, notes, quantities, stillToBegin } from "../src/pages/compare/notes.ts";
 import { landmarks } from "../src/pages/compare/useComparisons.ts";
-import { buildMatrix, tally } from "../src/pages/experiments/matrix.ts";
+import { buildMatrix, heldFigures, tally } from "../src/pages/experiments/matrix.ts";
 import { filterLines, ranksOf, readLines } from "../src/pages/run/logText.ts";
 import { loadPanels, rankLoads, stepClock } from "../src/pages/run/load.ts";
 import { phaseBars } from "../src/pages/run/phases.ts";
 import { carriedTags } from "../src/pages/runs/TagMenu.tsx";
-import { countOf, totalOf, withoutSegment } from "../src/pages/runs/counts.ts";
+import { countOf, SEGMENTS, totalOf, withoutSegment } from "../src/pages/runs/counts.ts";
 import { mergeHead, replaceRuns } from "../src/pages/runs/runList.ts";
 import { completions, isComplete, splitQuery, withToken } from "../src/pages/runs/query.ts";
 import { checkSpec, readNumber, readPath, writePath } from "../src/pages/submit/fields.ts";
@@ -50,6 +51,8 @@ test("a segment counts the runs that it would show of those that the other condi
 });
 
 test("the total is said where a segment is chosen, and not where another condition on the status is", () => {
+  assert.equal(countOf("status:failed", { total: 9, statuses: { failed: 3 }, verdicts: {} } as unknown as RunCounts), 3);
+  assert.ok(SEGMENTS.some(({ value }) => value === "status:failed"));
   const queries = ["", "gpt", "gpt status:running", "status:running,queued", "status:running verdict:dies"];
   assert.deepEqual(queries.map((query) => totalOf(query, COUNTS)), [9, 9, 4, null, null]);
   assert.equal(totalOf("", undefined), null);
@@ -182,7 +185,7 @@ test("what is typed is a number, not yet a number, or nothing", () => {
 });
 
 function experiment(runs: Run[]): Experiment {
-  const table = { check_label: "published", columns: [], rows: [], run_ids: runs.map(({ id }) => id), published: runs.map((_, at) => ({ matches: at === 0, differences: [] })) };
+  const table = { check_label: "published", checked: "what moved", columns: [], rows: [], run_ids: runs.map(({ id }) => id), published: runs.map((_, at) => ({ matches: at === 0, differences: [] })) };
   const matrix = { zero_stage: [1, 2], step_ordering: ["master", "ordered"] };
   return { id: "e", name: "e", builtin: null, status: "running", created_at: "", matrix, runs, table };
 }
@@ -252,6 +255,7 @@ test("the exact steps around several overflows are read in few requests", () => 
 
 test("what is not the same quantity in two runs, and how often clipping acted, are told by the runs' names", () => {
   const comparison = {
+    routes: null,
     not_compared: [{ quantity: "grad_norm", a: "the norm of the update", b: "the norm of the gradient" }],
     clipping: {
       a: { limit: 1, scope: "update", applied: 60, acted: 60 },
@@ -263,7 +267,50 @@ test("what is not the same quantity in two runs, and how often clipping acted, a
     "In stock the update was clipped to 1 in 60 of 60 applied steps.",
     "In ours the gradient of what AdamW takes was clipped to 0.5 in an unrecorded number of 60 applied steps.",
   ]);
-  assert.deepEqual(notes({ not_compared: [], clipping: { a: null, b: null } } as unknown as Comparison, "a", "b"), []);
+  assert.deepEqual(notes({ routes: null, not_compared: [], clipping: { a: null, b: null } } as unknown as Comparison, "a", "b"), []);
+});
+
+test("parameters that not the same optimizer takes are named, the many by their number", () => {
+  const told = (differing: { parameter: string; a: string; b: string }[], more = 0) => {
+    const routes = { num_differing: differing.length + more, differing };
+    return notes({ routes, not_compared: [], clipping: { a: null, b: null } } as unknown as Comparison, "stock", "ours");
+  };
+  const muons = (...names: string[]) => names.map((parameter) => ({ parameter, a: "muon", b: "adamw" }));
+  assert.deepEqual(told(muons("0.weight")), ["0.weight is Muon's in stock and AdamW's in ours."]);
+  const frozen = { parameter: "head", a: "adamw", b: "frozen" };
+  assert.deepEqual(told([...muons("a", "b"), frozen, { parameter: "x", a: "lion", b: "muon" }]), [
+    "a and b are Muon's in stock and AdamW's in ours.",
+    "head is AdamW's in stock and frozen in ours.",
+    "x is another optimizer's in stock and Muon's in ours.",
+  ]);
+  assert.deepEqual(told(muons("a", "b", "c", "d", "e"), 4), [
+    "a, b, c and 2 more are Muon's in stock and AdamW's in ours.",
+    "9 parameters are not the same optimizer's in both.",
+  ]);
+  // Counter-test: of runs that do not differ so nothing is said.
+  assert.deepEqual(told([]), []);
+});
+
+test("runs without a step yet are told apart from those that will never have one", () => {
+  const at = (status: Run["status"], steps: number) => run(status, {}, { status, summary: { steps } as Run["summary"] });
+  const told = (...runs: Run[]) => stillToBegin(runs, ["a", "b", "c"]);
+  assert.equal(told(at("queued", 0), at("pending", 0)), "Neither run has recorded a step yet");
+  assert.equal(told(at("queued", 0), at("pending", 0), at("running", 0)), "None of the runs has recorded a step yet");
+  assert.equal(told(at("running", 3), at("pending", 0)), "b has not recorded a step yet");
+  assert.equal(told(at("queued", 0), at("running", 3), at("pending", 0)), "a and c have not recorded a step yet");
+  assert.deepEqual([told(at("failed", 0), at("pending", 0)), told(at("succeeded", 3), at("running", 1))], [null, null]);
+});
+
+test("the shades go from the least finite norm to the largest", () => {
+  const rows = [[0.5, Infinity, null], [NaN, 0, 8]].map((norms, index) => ({ index, name: "", route: "muon", norms }));
+  assert.deepEqual(finiteRange(rows), [0.5, 8]);
+  assert.deepEqual([0.5, 2, 8].map(shader(rows)), [0, 0.5, 1]);
+  assert.equal(finiteRange([{ index: 0, name: "", route: "muon", norms: [NaN, 0] }]), null);
+});
+
+test("what the checks look at is said where it is the same for every run", () => {
+  assert.equal(heldFigures({ checked: "what moved" }), ": what moved");
+  assert.equal(heldFigures({ checked: "" }), "");
 });
 
 test("numbers of one name and two quantities have a panel each, which says what they are and whose", () => {

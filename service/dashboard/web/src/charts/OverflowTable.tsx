@@ -38,9 +38,9 @@ export function OverflowTable({ traces, locked, onLock }: Props) {
     <Box
       title="Overflows"
       aside={
-        <>
+        <span className="keys-only">
           <Key>J</Key> <Key>K</Key> to step
-        </>
+        </span>
       }
     >
       <table className="grid-table">

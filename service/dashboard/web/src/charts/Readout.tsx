@@ -42,7 +42,11 @@ export function Readout({ traces, step, isLocked, unlike = null }: Props) {
       <header>
         <h2 className="h2">{step === null ? "No steps yet" : `At step ${formatInteger(step)}`}</h2>
         <span className="aside">
-          {isLocked ? "locked" : "follows the pointer"} · <Key>L</Key>
+          {isLocked ? "locked" : "follows the pointer"}
+          <span className="keys-only">
+            {" "}
+            · <Key>L</Key>
+          </span>
         </span>
       </header>
       <table className="grid-table">

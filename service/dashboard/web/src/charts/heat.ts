@@ -47,8 +47,8 @@ export function onsetOf(steps: readonly number[], norms: readonly (number | null
   return index < 0 ? null : (steps[index] ?? null);
 }
 
-/** The shade of a finite norm, 0 to 1 on a log scale over all finite, positive norms of the map. */
-export function shader(rows: readonly HeatRow[]): (value: number) => number {
+/** The least and the largest of all finite, positive norms of the map; null where there is none. */
+export function finiteRange(rows: readonly HeatRow[]): [number, number] | null {
   let low = Infinity;
   let high = -Infinity;
   for (const row of rows) {
@@ -58,7 +58,14 @@ export function shader(rows: readonly HeatRow[]): (value: number) => number {
       high = Math.max(high, value);
     }
   }
-  if (!(high > 0)) return () => 0;
+  return high > 0 ? [low, high] : null;
+}
+
+/** The shade of a finite norm, 0 to 1 on a log scale over all finite, positive norms of the map. */
+export function shader(rows: readonly HeatRow[]): (value: number) => number {
+  const range = finiteRange(rows);
+  if (range === null) return () => 0;
+  const [low, high] = range;
   const spread = Math.log(high / low) || 1;
   return (value) => (value <= 0 ? 0 : Math.min(Math.max(Math.log(value / low) / spread, 0), 1));
 }

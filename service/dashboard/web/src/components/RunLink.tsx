@@ -1,18 +1,39 @@
 /** A run's name as a link to it. */
 
+import { cutName } from "../format/name.ts";
 import { Link, runHref } from "../routing/router.tsx";
 
-/** What a run table's narrowest cell shows whole. */
-const SHORT = 24;
-/** An experiment's runs begin alike and end in what tells them apart: that much of the end stays where a name is cut. */
-const TAIL = 12;
+interface Props {
+  id: string;
+  name: string;
+  /** In a list, where the fields that an experiment varies have columns or marks of their own. */
+  isBrief?: boolean;
+}
 
-export function RunLink({ id, name }: { id: string; name: string }) {
-  const at = name.length > SHORT ? name.length - TAIL : name.length;
+export function RunLink({ id, name, isBrief = false }: Props) {
   return (
-    <Link to={runHref(id)} className="mono run-link" title={name} aria-label={name}>
-      <span className="run-link-head">{name.slice(0, at)}</span>
-      {at < name.length && <span className="run-link-tail">{name.slice(at)}</span>}
+    <Link to={runHref(id)} className="mono run-link" title={name}>
+      <MiddleCut text={name} isBrief={isBrief} />
     </Link>
+  );
+}
+
+/** A name that gives way, where there is no room for it, first in what says least. The row around it lays it out. */
+export function MiddleCut({ text, isBrief = false }: { text: string; isBrief?: boolean }) {
+  const all = cutName(text);
+  const parts = isBrief ? all.filter(({ gives }) => gives !== "first") : all;
+  if (all.length === 1) return <span className="cut-end">{text}</span>;
+  return (
+    <span className="cut-name">
+      {/* Parts beside each other would be read as words of their own. */}
+      <span className="visually-hidden">{text}</span>
+      <span className="parts" aria-hidden="true">
+        {parts.map(({ text: part, gives }, index) => (
+          <span key={index} className={gives === "no" ? "stays" : gives === "first" ? "gives-first" : "gives"}>
+            {part}
+          </span>
+        ))}
+      </span>
+    </span>
   );
 }

@@ -3,6 +3,8 @@
 import type { ReactNode } from "react";
 
 import type { ApiError } from "../api/client.ts";
+import { Link } from "../routing/router.tsx";
+import { Prose } from "./Prose.tsx";
 
 export function EmptyState({ title, children }: { title: string; children?: ReactNode }) {
   return (
@@ -13,13 +15,39 @@ export function EmptyState({ title, children }: { title: string; children?: Reac
   );
 }
 
-export function ErrorState({ error, onRetry }: { error: ApiError; onRetry?: () => void }) {
-  const { title, detail, remedy } = error.problem;
+interface ErrorProps {
+  error: ApiError;
+  onRetry?: () => void;
+  /** Where there is what was asked for and is not there; the service's own remedy is a request, for who asks by hand. */
+  elsewhere?: { to: string; label: string };
+}
+
+export function ErrorState({ error, onRetry, elsewhere }: ErrorProps) {
+  const { title, detail, remedy, status } = error.problem;
+  if (status === 404 && elsewhere !== undefined) {
+    return (
+      <div className="state-page" role="alert">
+        <h2>{title}</h2>
+        {detail && <p>{detail}</p>}
+        <Link to={elsewhere.to} className="btn primary">
+          {elsewhere.label}
+        </Link>
+      </div>
+    );
+  }
   return (
     <div className="state-page" role="alert">
       <h2>{title}</h2>
-      {detail && <p>{detail}</p>}
-      {remedy && <p>{remedy}</p>}
+      {detail && (
+        <p>
+          <Prose text={detail} />
+        </p>
+      )}
+      {remedy && (
+        <p>
+          <Prose text={remedy} />
+        </p>
+      )}
       {onRetry && (
         <button type="button" className="btn" onClick={onRetry}>
           Try again

@@ -84,8 +84,13 @@ export function describeShared(specs: readonly RunSpec[]): string {
   return first.filter((part) => rest.every((parts) => parts.includes(part))).join(" · ");
 }
 
+/** A built-in task's name in words; one that names somebody's own code, `module:function`, as it is. */
+export function taskWords(name: string): string {
+  return name.includes(":") ? name : name.replaceAll("_", " ");
+}
+
 function describedParts(spec: RunSpec): string[] {
-  const parts = [spec.task.name.replaceAll("_", " "), `ZeRO ${spec.zero_stage}`, `${spec.world_size} × ${spec.precision}`];
+  const parts = [taskWords(spec.task.name), `ZeRO ${spec.zero_stage}`, `${spec.world_size} × ${spec.precision}`];
   if (spec.precision === "fp16") {
     const fixed = spec.loss_scale.static;
     parts.push(fixed ? `static scale ${fixed}` : `initial scale 2^${spec.loss_scale.initial_power}`);

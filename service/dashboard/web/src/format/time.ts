@@ -35,10 +35,11 @@ export function formatClock(at: string | number): string {
   return clock.format(new Date(at));
 }
 
-/** h:mm:ss, the way a stopwatch shows it. */
+/** h:mm:ss, the way a stopwatch shows it; below a second tenths of it. */
 export function formatDuration(milliseconds: number | null): string {
   if (milliseconds === null || !Number.isFinite(milliseconds)) return "—";
-  const seconds = Math.max(0, Math.floor(milliseconds / SECOND));
+  if (milliseconds < SECOND) return milliseconds < 100 ? "< 0.1 s" : `${(Math.floor(milliseconds / 100) / 10).toFixed(1)} s`;
+  const seconds = Math.floor(milliseconds / SECOND);
   const parts = [Math.floor(seconds / 3600), Math.floor(seconds / 60) % 60, seconds % 60];
   return parts.map((part, index) => (index === 0 ? String(part) : String(part).padStart(2, "0"))).join(":");
 }

@@ -12,6 +12,7 @@ import { EmptyState, ErrorState, LoadingState } from "../../components/states.ts
 import { Ago } from "../../components/time.tsx";
 import { useTitle } from "../../components/title.ts";
 import { formatBytes, plural } from "../../format/number.ts";
+import { capitalised } from "../../format/words.ts";
 import { RunLink } from "../../components/RunLink.tsx";
 
 const POLL_MS = 5000;
@@ -57,7 +58,7 @@ export default function ClusterPage() {
         <h1 className="h1">Cluster</h1>
         <code className="ink-3 beside-h1">{data.address}</code>
         <span className="grow" />
-        <GpuMeter held={data.gpus_held} total={data.gpus} />
+        <GpuMeter held={data.gpus_held} total={data.gpus} word={gpuWord(data)} />
       </div>
       {!data.reachable && (
         <div className="finding" role="alert">
@@ -75,13 +76,18 @@ export default function ClusterPage() {
   );
 }
 
+/** A place for a rank on a machine that has no GPU is a logical one; of somebody else's Ray nobody says. */
+function gpuWord({ gpus_are_logical: areLogical }: Cluster): string {
+  return areLogical === true ? "logical GPU" : "GPU";
+}
+
 /** GPUs come in fractions: 2, 2.5, 0.33. */
 function gpuCount(gpus: number): string {
   return String(Math.round(gpus * 100) / 100);
 }
 
 /** One box a GPU, filled as far as runs hold it. */
-function GpuMeter({ held, total }: { held: number; total: number }) {
+function GpuMeter({ held, total, word }: { held: number; total: number; word: string }) {
   const boxes = Math.min(Math.ceil(total), 64);
   return (
     <span className="row num">
@@ -92,7 +98,7 @@ function GpuMeter({ held, total }: { held: number; total: number }) {
           </i>
         ))}
       </span>
-      {gpuCount(held)} of {plural(total, "GPU")} held
+      {gpuCount(held)} of {plural(total, word)} held
     </span>
   );
 }
@@ -101,7 +107,7 @@ function Nodes({ cluster }: { cluster: Cluster }) {
   return (
     <Box title="Nodes" aside={cluster.nodes.length}>
       <table className="grid-table">
-        <TableHead cells={["Address", "GPUs in use", "CPUs", "Memory"]} />
+        <TableHead cells={["Address", `${capitalised(gpuWord(cluster))}s in use`, "CPUs", "Memory Ray gives out"]} />
         <tbody>
           {cluster.nodes.map((node) => (
             <tr key={node.id}>
@@ -121,9 +127,9 @@ function Nodes({ cluster }: { cluster: Cluster }) {
 
 function Holders({ cluster }: { cluster: Cluster }) {
   return (
-    <Box title="Holding GPUs" aside={cluster.holders.length}>
+    <Box title={`Holding ${gpuWord(cluster)}s`} aside={cluster.holders.length}>
       {cluster.holders.length === 0 ? (
-        <p className="body ink-3">All GPUs are free.</p>
+        <p className="body ink-3">All {gpuWord(cluster)}s are free.</p>
       ) : (
         <table className="grid-table">
           <TableHead cells={["Run", left("Status"), "GPUs"]} />

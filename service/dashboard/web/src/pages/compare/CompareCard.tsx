@@ -27,7 +27,7 @@ export function CompareCard({ run, label, dash }: { run: Run; label: string; das
         <Figure label="Scale">
           <FinalScale run={run} />
         </Figure>
-        <Figure label="Loss">
+        <Figure label="Last loss" title="of the last attempted step, applied or discarded">
           <Scalar value={toNumber(summary?.last_loss)} format={formatLoss} />
         </Figure>
         <Figure label="Momentum">

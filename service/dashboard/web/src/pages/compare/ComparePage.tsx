@@ -19,9 +19,10 @@ import { Sentence } from "../../components/marks.tsx";
 import { EmptyState, ErrorState, LoadingState } from "../../components/states.tsx";
 import { useTitle } from "../../components/title.ts";
 import { copyText } from "../../components/toast.tsx";
+import { TERMINAL } from "../../format/words.ts";
 import { describeShared } from "../../format/spec.ts";
 import { changeQuery, href, Link, navigate, usePlace } from "../../routing/router.tsx";
-import { rangeWords } from "../run/StepsView.tsx";
+import { NoSteps, rangeWords } from "../run/StepsView.tsx";
 import { compareHref } from "../runs/links.ts";
 import { CompareCard } from "./CompareCard.tsx";
 import { ConfigDifference, CostBox, LossBox } from "./DifferenceBoxes.tsx";
@@ -50,7 +51,7 @@ export default function ComparePage() {
   if (runs.length < ids.length) {
     return (
       <main className="page" id="main" tabIndex={-1}>
-        {error ? <ErrorState error={error} /> : <LoadingState what="the runs" />}
+        {error ? <ErrorState error={error} elsewhere={{ to: href("/runs"), label: "All runs" }} /> : <LoadingState what="the runs" />}
       </main>
     );
   }
@@ -62,7 +63,11 @@ function NothingChosen() {
     <main className="page" id="main" tabIndex={-1}>
       <EmptyState title="Choose two runs or more">
         <p>
-          Select them in the run table with <Key>x</Key>, then press <Key>c</Key>.
+          Tick their boxes in the run table, then choose Compare
+          <span className="keys-only">
+            ; or <Key>x</Key> and <Key>c</Key> from the keyboard
+          </span>
+          .
         </p>
         <Link to={href("/runs")} className="btn primary">
           All runs
@@ -96,6 +101,7 @@ function Compared({ runs, ids }: { runs: Run[]; ids: string[] }) {
   const [first] = comparisons.each;
   const planned = Math.max(...runs.map((run) => plannedSteps(run)));
   const chart = useChartState(drawn, planned, landmark);
+  const hasSteps = traces.some((trace) => trace.last >= 0);
   const last = Math.max(0, ...traces.map((trace) => trace.last));
 
   const zoom = () => {
@@ -134,42 +140,48 @@ function Compared({ runs, ids }: { runs: Run[]; ids: string[] }) {
         ))}
       </div>
       <Finding comparisons={comparisons} runs={runs} labels={labels} dashes={dashes} onZoom={landmark === null ? null : zoom} />
-      {isWide && <div className="wide-readout">{readout}</div>}
+      {isWide && hasSteps && <div className="wide-readout">{readout}</div>}
       <div className={isWide ? "with-aside below" : "with-aside"}>
         <div>
           <div className="tool">
-            <Segments
-              label="Axis"
-              value={isApplied ? "applied" : "attempted"}
-              options={[
-                { value: "attempted", label: "Attempted" },
-                { value: "applied", label: "Applied" },
-              ]}
-              onChange={(value) => changeQuery({ x: value === "applied" ? value : null, step: null, from: null, to: null })}
-            />
-            <Segments
-              label="Steps shown"
-              value={zoomValue}
-              options={[
-                { value: "all", label: "All" },
-                ...(landmark === null || isApplied ? [] : [{ value: "divergence", label: "Divergence" }]),
-                ...(last > LAST_STEPS ? [{ value: "last", label: "Last 5k" }] : []),
-              ]}
-              onChange={(value) => {
-                if (value === "divergence") zoom();
-                else setWindow(value === "last" ? [last - LAST_STEPS, last] : null);
-              }}
-            />
-            <SmoothSlider value={smoothing} />
-            <span className="grow" />
-            <span className="label">
-              {traces.length > 0 && rangeWords(chart.range, Math.max(...drawn.map((trace) => trace.last)), traces.every((trace) => trace.exact))}
-            </span>
+            {hasSteps && (
+              <>
+                <Segments
+                  label="Axis"
+                  value={isApplied ? "applied" : "attempted"}
+                  options={[
+                    { value: "attempted", label: "Attempted" },
+                    { value: "applied", label: "Applied" },
+                  ]}
+                  onChange={(value) => changeQuery({ x: value === "applied" ? value : null, step: null, from: null, to: null })}
+                />
+                <Segments
+                  label="Steps shown"
+                  value={zoomValue}
+                  options={[
+                    { value: "all", label: "All" },
+                    ...(landmark === null || isApplied ? [] : [{ value: "divergence", label: "Divergence" }]),
+                    ...(last > LAST_STEPS ? [{ value: "last", label: "Last 5k" }] : []),
+                  ]}
+                  onChange={(value) => {
+                    if (value === "divergence") zoom();
+                    else setWindow(value === "last" ? [last - LAST_STEPS, last] : null);
+                  }}
+                />
+                <SmoothSlider value={smoothing} />
+                <span className="grow" />
+                <span className="label">
+                  {traces.length > 0 && rangeWords(chart.range, Math.max(...drawn.map((trace) => trace.last)), traces.every((trace) => trace.exact))}
+                </span>
+              </>
+            )}
           </div>
           {error && traces.length === 0 ? (
             <ErrorState error={error} />
           ) : isLoading ? (
             <LoadingState what="the steps" />
+          ) : !hasSteps ? (
+            <NoSteps ended={runs.every((run) => TERMINAL.has(run.status)) ? runs.length : 0} />
           ) : (
             <div ref={stack}>
               <ChartStack
@@ -188,8 +200,8 @@ function Compared({ runs, ids }: { runs: Run[]; ids: string[] }) {
           )}
         </div>
         <aside aria-label="Details">
-          {!isWide && readout}
-          {!isApplied && <OverflowTable traces={traces} locked={chart.locked} onLock={chart.onLock} />}
+          {!isWide && hasSteps && readout}
+          {!isApplied && hasSteps && <OverflowTable traces={traces} locked={chart.locked} onLock={chart.onLock} />}
           <ConfigDifference runs={runs} labels={labels} />
           <LossBox each={comparisons.each} runs={runs} labels={labels} />
           <CostBox each={comparisons.each} runs={runs} labels={labels} />

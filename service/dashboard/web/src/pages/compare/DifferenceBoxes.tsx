@@ -60,8 +60,8 @@ export function LossBox({ each, runs, labels }: CostProps) {
       <table className="grid-table">
         <TableHead cells={["Of the run", ...runHeads(runs, labels)]} />
         <tbody>
-          <LossRow label="Last" sides={sides} of={({ last }) => toNumber(last)} />
-          <LossRow label="Lowest" sides={sides} of={({ lowest }) => lowest} at={({ lowest_step: step }) => step} />
+          <LossRow label="Last of attempted steps" sides={sides} of={({ last }) => toNumber(last)} />
+          <LossRow label="Lowest of applied steps" sides={sides} of={({ lowest }) => lowest} at={({ lowest_step: step }) => step} />
           <LossRow label="Mean, last 10 % applied" sides={sides} of={({ mean_of_last: mean }) => toNumber(mean)} />
         </tbody>
       </table>

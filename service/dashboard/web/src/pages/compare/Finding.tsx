@@ -7,7 +7,7 @@ import { formatInteger } from "../../format/number.ts";
 import { orderingWords } from "../../format/spec.ts";
 import { words } from "../../format/words.ts";
 import { poisonedSince } from "../runs/columns.tsx";
-import { notes } from "./notes.ts";
+import { notes, stillToBegin } from "./notes.ts";
 import type { Comparisons } from "./useComparisons.ts";
 
 interface Props {
@@ -27,6 +27,9 @@ export function headline({ first_divergence: divergence, bit_equal_until: until 
 
 export function Finding({ comparisons, runs, labels, dashes, onZoom }: Props) {
   const { each, error } = comparisons;
+  // Of more than two runs those that have begun are compared meanwhile: only where none has is there nothing to say.
+  const begun = runs.filter((run) => (run.summary?.steps ?? 0) > 0).length;
+  const waiting = begun < 2 || each.length === 1 ? stillToBegin(runs, labels) : null;
   const isPoisoned = runs.some((run) => poisonedSince(run) !== null);
   if (each.every((comparison) => comparison === undefined)) {
     return (
@@ -38,7 +41,15 @@ export function Finding({ comparisons, runs, labels, dashes, onZoom }: Props) {
   return (
     <div className={isPoisoned ? "finding nonfinite-edge" : "finding"}>
       <div>
-        {each.length === 1 ? <One comparison={each[0]} /> : <Several each={each} runs={runs} labels={labels} dashes={dashes} />}
+        {waiting !== null ? (
+          <p>
+            <b>{waiting}.</b> <span className="ink-2">This page follows the runs, and compares them from the first step they share.</span>
+          </p>
+        ) : each.length === 1 ? (
+          <One comparison={each[0]} />
+        ) : (
+          <Several each={each} runs={runs} labels={labels} dashes={dashes} />
+        )}
         {runs.map((run, index) =>
           run.verdict === null ? null : (
             <p key={run.id} className="ink-2">
@@ -103,6 +114,8 @@ function Several({ each, runs, labels, dashes }: Pick<Props, "runs" | "labels" |
               <OrderingMark ordering={orderingWords(run.spec)} dash={dashes[index + 1]} label={labels[index + 1]} />{" "}
               {comparison === undefined ? (
                 <span className="ink-3">Comparing …</span>
+              ) : first && stillToBegin([first, run], []) !== null ? (
+                <span className="ink-2">No step of both yet.</span>
               ) : (
                 <>
                   <b>{headline(comparison)}</b> <span className="ink-2"><Sentence text={comparison.explanation} /></span>

@@ -1,8 +1,9 @@
 /** What a reader of two records has to know beside where they part, a sentence each; the service says what of. */
 
-import type { Comparison } from "../../api/types.ts";
+import type { Comparison, Run } from "../../api/types.ts";
 import type { Unlike } from "../../charts/Readout.tsx";
 import { formatInteger } from "../../format/number.ts";
+import { TERMINAL } from "../../format/words.ts";
 
 const CLIPPED: Record<string, string> = { muon_exempt: "gradient of what AdamW takes" };
 
@@ -24,11 +25,36 @@ export function quantities(each: readonly (Comparison | undefined)[]): Record<st
   return [first, ...found.map((all) => ({ ...first, ...Object.fromEntries(all.map(({ quantity, b }) => [quantity, b])) }))];
 }
 
-/** Which recorded quantities are not the same one in both, and how often clipping acted. */
+const TAKEN: Record<string, string> = { muon: "Muon's", adamw: "AdamW's", frozen: "frozen" };
+const MOST_NAMED = 3;
+
+/** Which parameters not the same optimizer takes, as `muonscope compare` says it: what differs then is not the ordering's alone. */
+function routeNotes({ routes }: Comparison, a: string, b: string): string[] {
+  if (routes === null) return [];
+  const groups = new Map<string, string[]>();
+  for (const each of routes.differing) {
+    const how = `${taken(each.a)} in ${a} and ${taken(each.b)} in ${b}.`;
+    groups.set(how, [...(groups.get(how) ?? []), each.parameter]);
+  }
+  const sentences = [...groups].map(([how, names]) => {
+    const few = names.length <= MOST_NAMED + 1 ? names : [...names.slice(0, MOST_NAMED), `${names.length - MOST_NAMED} more`];
+    const listed = few.length === 1 ? few.join() : `${few.slice(0, -1).join(", ")} and ${few.at(-1)}`;
+    return `${listed} ${names.length === 1 ? "is" : "are"} ${how}`;
+  });
+  const isCut = routes.num_differing > routes.differing.length;
+  return isCut ? [...sentences, `${formatInteger(routes.num_differing)} parameters are not the same optimizer's in both.`] : sentences;
+}
+
+function taken(route: string): string {
+  return TAKEN[route] ?? "another optimizer's";
+}
+
+/** Which recorded quantities are not the same one in both, which parameters go elsewhere, and how often clipping acted. */
 export function notes(comparison: Comparison, a: string, b: string): string[] {
   const { clipping } = comparison;
   return [
     ...unlike(comparison, a, b).map(({ why }) => why),
+    ...routeNotes(comparison, a, b),
     ...(["a", "b"] as const).flatMap((side) => {
       const found = clipping[side];
       if (found === null) return [];
@@ -50,4 +76,14 @@ export function lowerLoss({ learning: { lower, caveat } }: Comparison, a: string
   const [below, above] = lower.side === "a" ? [a, b] : [b, a];
   const until = `${below} stays below ${above} from step ${formatInteger(lower.from_step)} on, to step ${formatInteger(lower.until_step)}.`;
   return caveat === null ? until : `${until} ${caveat}`;
+}
+
+/** Which of these runs have no step yet and may still record one; null where each has one, or one will never have. */
+export function stillToBegin(runs: readonly Run[], labels: readonly string[]): string | null {
+  const without = runs.flatMap((run, index) => ((run.summary?.steps ?? 0) > 0 ? [] : [{ run, label: labels[index] ?? run.name }]));
+  if (without.length === 0 || without.some(({ run }) => TERMINAL.has(run.status))) return null;
+  const names = without.map(({ label }) => label);
+  if (names.length === runs.length) return `${runs.length === 2 ? "Neither run" : "None of the runs"} has recorded a step yet`;
+  const listed = names.length === 1 ? names.join() : `${names.slice(0, -1).join(", ")} and ${names.at(-1)}`;
+  return `${listed} ${names.length === 1 ? "has" : "have"} not recorded a step yet`;
 }

@@ -18,7 +18,7 @@ import { withQuery } from "../../api/client.ts";
 import { href, Link, navigate, useQuery } from "../../routing/router.tsx";
 import { compareHref } from "../runs/links.ts";
 import { useRefreshOnRuns } from "./ExperimentsPage.tsx";
-import { buildMatrix, fieldLabel, knownFigures, tally, type Matrix, type MatrixRow, type Tally } from "./matrix.ts";
+import { buildMatrix, fieldLabel, heldFigures, knownFigures, tally, type Matrix, type MatrixRow, type Tally } from "./matrix.ts";
 import { MatrixTable } from "./MatrixTable.tsx";
 
 function experimentPath(id: string, suffix = ""): string {
@@ -34,7 +34,11 @@ export default function ExperimentPage({ id }: { id: string }) {
     return (
       <main className="page" id="main" tabIndex={-1}>
         {experiment.error ? (
-          <ErrorState error={experiment.error} onRetry={experiment.refresh} />
+          <ErrorState
+            error={experiment.error}
+            onRetry={experiment.refresh}
+            elsewhere={{ to: href("/experiments"), label: "All experiments" }}
+          />
         ) : (
           <LoadingState what="the experiment" />
         )}
@@ -111,7 +115,8 @@ function Lead({ tallies, experiment }: { tallies: Tally[]; experiment: Experimen
       {ended < experiment.runs.length && <span className="ink-2">{plural(experiment.runs.length - ended, "run")} to go. </span>}
       {checks.length > 0 && (
         <span className="ink-2">
-          {matching} of {checks.length} equal {knownFigures(experiment.table)}.
+          {matching} of {checks.length} equal {knownFigures(experiment.table)}
+          {heldFigures(experiment.table)}.
         </span>
       )}
     </p>
@@ -255,7 +260,9 @@ function HowToRead({ experiment, known }: { experiment: Experiment; known: strin
             {meaning}
           </Entry>
         ))}
-        {table.published.some((check) => check !== null) && <Entry label={`= ${table.check_label}`}>equals {known}</Entry>}
+        {table.published.some((check) => check !== null) && <Entry label={`= ${table.check_label}`}>equals {known}
+            {heldFigures(table) !== "" && " as named above"}
+          </Entry>}
         {runs.some((run) => run.status === "queued") && <Entry label="Queued">no result yet</Entry>}
       </dl>
     </section>

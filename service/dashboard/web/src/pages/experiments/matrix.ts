@@ -10,6 +10,11 @@ export function knownFigures({ check_label }: { check_label: string }): string {
   return check_label === "published" ? "the published figures" : `what is ${check_label}`;
 }
 
+/** What of a run is held against them, as the service says it; nothing where it is each row's own figure. */
+export function heldFigures({ checked }: { checked: string }): string {
+  return checked === "" ? "" : `: ${checked}`;
+}
+
 export interface MatrixCell {
   run: Run;
   published: Check;

@@ -2,6 +2,7 @@
 
 import type { Attempt, Run } from "../../api/types.ts";
 import { Box, left, TableHead } from "../../components/Box.tsx";
+import { FailureText } from "../../components/FailureText.tsx";
 import { StatusMark } from "../../components/marks.tsx";
 import { EmptyState } from "../../components/states.tsx";
 import { Ago, Elapsed } from "../../components/time.tsx";
@@ -36,12 +37,12 @@ function AttemptCard({ attempt }: { attempt: Attempt }) {
         </span>
       </div>
       {attempt.failure && (
-        <p className="failure">
+        <div className="failure">
           <b>{words(attempt.failure.kind)}</b>
           {attempt.failure.rank !== null && ` on rank ${attempt.failure.rank}`}
           {attempt.failure.step !== null && `, step ${formatInteger(attempt.failure.step)}`}
-          {attempt.failure.message && <code>{attempt.failure.message}</code>}
-        </p>
+          {attempt.failure.message && <FailureText message={attempt.failure.message} />}
+        </div>
       )}
       <div className="attempt-grid">
         <Box title="Ranks" level={3} aside={attempt.ranks.length}>

@@ -1,4 +1,4 @@
-/** The run's spec, field by field, with where each value comes from: the spec, or the default. */
+/** The run's spec, field by field, beside its defaults. A stored spec is whole: who set a value that equals its default, it does not say. */
 
 import { useState } from "react";
 
@@ -19,6 +19,11 @@ export function defaultsFor(spec: Record<string, unknown>, schema: SpecSchema): 
     if (variants && isPlainObject(spec[key])) {
       const variant = variantFor(variants, spec[key], schema.resolve);
       return [key, variant === null ? undefined : defaultOf({ ...variant, default: undefined }, schema.resolve)];
+    }
+    const item = resolved.items && schema.resolve(resolved.items);
+    const values = spec[key];
+    if (item?.properties && Array.isArray(values) && values.length > 0) {
+      return [key, values.map(() => defaultOf(item, schema.resolve))];
     }
     return [key, defaultOf(field, schema.resolve)];
   });
@@ -71,7 +76,7 @@ export default function ConfigView({ run }: { run: Run }) {
       </div>
       <div className="box scroll-x">
         <table className="grid-table config">
-          <TableHead cells={["Field", left("Value"), left("Default"), "From"]} />
+          <TableHead cells={["Field", left("Value"), left("Default"), "As default"]} />
           <tbody>
             {shown.map(({ path, value, standard, isSet }) => (
               <SpecRow
@@ -83,7 +88,7 @@ export default function ConfigView({ run }: { run: Run }) {
                   { key: "default", value: standard, className: "left ink-3", isBlank: defaults === null },
                 ]}
               >
-                <td className="ink-3">{defaults === null ? "" : isSet ? "spec" : "default"}</td>
+                <td className="ink-3">{defaults === null ? "" : isSet ? "no" : "yes"}</td>
               </SpecRow>
             ))}
           </tbody>

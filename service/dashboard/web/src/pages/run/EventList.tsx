@@ -7,6 +7,8 @@ import type { RunEvent } from "../../api/types.ts";
 import { formatClock, formatExact } from "../../format/time.ts";
 import { words } from "../../format/words.ts";
 
+const MOST = 50;
+
 /** Of a failure that prints a traceback its first line; all of it stands with the verdict. `mark` is any text that changes when there may be new events. */
 export function EventList({ path, mark }: { path: string; mark: string }) {
   const events = useResource<{ events: RunEvent[] }>(path);
@@ -21,7 +23,7 @@ export function EventList({ path, mark }: { path: string; mark: string }) {
         <span className="aside num">{shown.length}</span>
       </header>
       <ol className="events">
-        {shown.slice(0, 50).map((event) => (
+        {shown.slice(0, MOST).map((event) => (
           <li key={event.id}>
             <time dateTime={event.at} title={formatExact(event.at)}>
               {formatClock(event.at)}
@@ -29,14 +31,24 @@ export function EventList({ path, mark }: { path: string; mark: string }) {
             <span>
               <b>{headline(event)}</b>{" "}
               <span className="ink-2" title={event.who ?? undefined}>
-                {event.why?.split("\n", 1)[0]}
+                {firstLine(event.why ?? "")}
               </span>
             </span>
           </li>
         ))}
+        {shown.length > MOST && (
+          <li className="ink-3">
+            <span /> <span>and {shown.length - MOST} earlier ones</span>
+          </li>
+        )}
       </ol>
     </section>
   );
+}
+
+function firstLine(why: string): string {
+  const [first = "", ...rest] = why.split("\n");
+  return rest.length > 0 ? `${first} …` : first;
 }
 
 function headline(event: RunEvent): string {

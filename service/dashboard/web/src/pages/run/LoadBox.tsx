@@ -44,8 +44,8 @@ export function LoadBox({ samples, clock, step }: Props) {
       </table>
       {node && node.node_memory_bytes !== null && (
         <p className="body ink-3 num">
-          Rank {node.rank}'s node: {node.node_cpu_percent !== null && `${percent(node.node_cpu_percent)} CPU, `}
-          {formatBytes(node.node_memory_bytes)} of {formatBytes(node.node_memory_total_bytes)}.
+          Rank {node.rank}'s whole node: {node.node_cpu_percent !== null && `${percent(node.node_cpu_percent)} CPU, `}
+          {formatBytes(node.node_memory_bytes)} in use of its {formatBytes(node.node_memory_total_bytes)} of memory.
         </p>
       )}
     </Box>

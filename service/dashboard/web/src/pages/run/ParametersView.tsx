@@ -5,11 +5,13 @@ import { useEffect, useMemo, useRef, useState, type PointerEvent } from "react";
 import { requestJson, runPath, withQuery } from "../../api/client.ts";
 import { useResource } from "../../api/resource.ts";
 import type { Parameter, ParameterSteps, Run } from "../../api/types.ts";
-import { binNorms, heatColumns, onsetOf, shader, type HeatColumns, type HeatRow } from "../../charts/heat.ts";
+import { binNorms, finiteRange, heatColumns, onsetOf, shader, type HeatColumns, type HeatRow } from "../../charts/heat.ts";
 import { cssColour } from "../../charts/paint.ts";
+import { useIsNarrow } from "../../components/narrow.ts";
 import { Scalar } from "../../components/marks.tsx";
 import { EmptyState, ErrorState, LoadingState } from "../../components/states.tsx";
-import { formatInteger, formatShape, plural, toNumber } from "../../format/number.ts";
+import { formatInteger, formatScalar, formatShape, plural, toNumber } from "../../format/number.ts";
+import { MiddleCut } from "../../components/RunLink.tsx";
 import { useTheme } from "../../theme/theme.ts";
 
 const ROW = 20;
@@ -17,6 +19,9 @@ const MOST_COLUMNS = 600;
 const MOST_ROWS = 200;
 const PARALLEL = 4;
 const PAGE = 20_000;
+// As `.shade-scale` has them.
+const FAINTEST = 0.06;
+const STRONGEST = 0.68;
 
 interface Norms {
   steps: number[];
@@ -70,6 +75,8 @@ export default function ParametersView({ run }: { run: Run }) {
   // A live run's map is read again in steps of a tenth, so that a long one does not read for ever.
   const mark = run.finished_at ?? String(Math.floor(Math.log(recorded + 1) * 10));
   const norms = useNorms(run.id, trained.map(({ index }) => index), mark);
+  // What the page is for comes first where not all columns have room.
+  const isNarrow = useIsNarrow();
   const [hover, setHover] = useState<{ row: number; column: number } | null>(null);
 
   const last = Math.max(recorded - 1, ...[...norms.values()].map(({ steps }) => steps.at(-1) ?? 0));
@@ -97,6 +104,17 @@ export default function ParametersView({ run }: { run: Run }) {
     const read = norms.get(index);
     return read ? onsetOf(read.steps, read.norms) : null;
   });
+  const steps = (
+    <th scope="col" className="map">
+      <span>step 0</span>
+      <span>{formatInteger(last)}</span>
+    </th>
+  );
+  const map = trained.length > 0 && (
+    <td className="map" rowSpan={trained.length}>
+      <HeatMap rows={rows} columns={columns} onHover={setHover} />
+    </td>
+  );
   const poisoned = onsets.filter((onset) => onset !== null).length;
   return (
     <>
@@ -118,30 +136,29 @@ export default function ParametersView({ run }: { run: Run }) {
               {hovered.name}, {columnWords(columns, hover.column)}: <Scalar value={hovered.norms[hover.column] ?? null} />
             </>
           ) : (
-            "darker = larger norm, log"
+            <ShadeScale rows={rows} />
           )}
         </span>
       </div>
-      <div className="card heat">
+      <div className="card heat scroll-x" tabIndex={0} role="region" aria-label="Momentum norms">
         <table>
           <thead>
             <tr>
               <th scope="col">Parameter</th>
+              {isNarrow && steps}
               <th scope="col">Shape</th>
               <th scope="col">Route</th>
               <th scope="col">Non-finite from</th>
-              <th scope="col" className="map">
-                <span>step 0</span>
-                <span>{formatInteger(last)}</span>
-              </th>
+              {!isNarrow && steps}
             </tr>
           </thead>
           <tbody>
             {trained.map((parameter, row) => (
               <tr key={parameter.index}>
                 <th scope="row" className="mono" title={parameter.name}>
-                  {parameter.name}
+                  <MiddleCut text={parameter.name} />
                 </th>
+                {isNarrow && row === 0 && map}
                 <td className="num">{formatShape(parameter.shape)}</td>
                 <td title={parameter.reason}>{parameter.route}</td>
                 <td className="num">
@@ -151,11 +168,7 @@ export default function ParametersView({ run }: { run: Run }) {
                     <span className="nonfinite">{formatInteger(onsets[row])}</span>
                   )}
                 </td>
-                {row === 0 && (
-                  <td className="map" rowSpan={trained.length}>
-                    <HeatMap rows={rows} columns={columns} onHover={setHover} />
-                  </td>
-                )}
+                {!isNarrow && row === 0 && map}
               </tr>
             ))}
           </tbody>
@@ -167,6 +180,17 @@ export default function ParametersView({ run }: { run: Run }) {
         </p>
       )}
     </>
+  );
+}
+
+/** The shades from the least norm to the largest, drawn as the map draws them: which is darker is the theme's matter. */
+function ShadeScale({ rows }: { rows: readonly HeatRow[] }) {
+  const range = finiteRange(rows);
+  if (range === null) return null;
+  return (
+    <span className="shade-scale">
+      norm {formatScalar(range[0], 3)} <i aria-label="to" role="img" /> {formatScalar(range[1], 3)}, log
+    </span>
   );
 }
 
@@ -213,7 +237,8 @@ function HeatMap({ rows, columns, onHover }: HeatMapProps) {
       ref={canvas}
       style={{ width: "100%", height }}
       role="img"
-      aria-label="Momentum norm by parameter and step. The column before it names the step from which it is non-finite."
+      aria-label="Momentum norm by parameter and step. A column beside it names the step from which it is non-finite."
+      onPointerDown={cellAt}
       onPointerMove={cellAt}
       onPointerLeave={() => onHover(null)}
     />
@@ -244,7 +269,7 @@ function paintHeat(
       if (value === null) return;
       const x = column * cell;
       const isFinite = Number.isFinite(value);
-      context.globalAlpha = isFinite ? 0.06 + shade(value) * 0.62 : 1;
+      context.globalAlpha = isFinite ? FAINTEST + shade(value) * (STRONGEST - FAINTEST) : 1;
       context.fillStyle = isFinite ? ink : nonfinite;
       context.fillRect(x, index * ROW + 1, Math.max(cell - gap, 0.5), ROW - 2);
       if (!isFinite && !Number.isNaN(value) && cell > 5) {

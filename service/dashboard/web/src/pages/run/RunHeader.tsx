@@ -5,6 +5,7 @@ import { useResource } from "../../api/resource.ts";
 import type { Run, RunPage } from "../../api/types.ts";
 import { plannedSteps } from "../../format/steps.ts";
 import { ConfirmButton, Key } from "../../components/controls.tsx";
+import { FailureText } from "../../components/FailureText.tsx";
 import { useShortcuts } from "../../components/keyboard.tsx";
 import { FinalScale, OrderingMark, ProgressBar, Scalar, Sentence, StatusMark, VerdictChip } from "../../components/marks.tsx";
 import { Elapsed, useNow } from "../../components/time.tsx";
@@ -94,7 +95,7 @@ function Figures({ run }: { run: Run }) {
       <Figure label={run.finished_at === null ? "Scale" : "Scale at end"}>
         <FinalScale run={run} />
       </Figure>
-      <Figure label="Loss">
+      <Figure label="Last loss" title="of the last attempted step, applied or discarded">
         <Scalar value={toNumber(summary.last_loss)} format={formatLoss} />
       </Figure>
       <Figure label="Momentum">
@@ -110,9 +111,9 @@ function Figures({ run }: { run: Run }) {
   );
 }
 
-export function Figure({ label, children }: { label: string; children: React.ReactNode }) {
+export function Figure({ label, title, children }: { label: string; title?: string; children: React.ReactNode }) {
   return (
-    <div>
+    <div title={title}>
       <dt className="label">{label}</dt>
       <dd>{children}</dd>
     </div>
@@ -148,11 +149,11 @@ function Evidence({ run }: { run: Run }) {
           </p>
         ))}
         {failure !== null && failure.kind !== "loss_scale_exhausted" && (
-          <p className="failure">
+          <div className="failure">
             <b>{words(failure.kind)}</b>
             {failure.rank !== null && ` on rank ${failure.rank}`}
-            {failure.message && <code>{failure.message}</code>}
-          </p>
+            {failure.message && <FailureText message={failure.message} />}
+          </div>
         )}
       </div>
     </div>

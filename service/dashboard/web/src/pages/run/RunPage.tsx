@@ -5,7 +5,7 @@ import { lazy, Suspense, type ReactNode } from "react";
 import type { Run } from "../../api/types.ts";
 import { ErrorState, LoadingState } from "../../components/states.tsx";
 import { useTitle } from "../../components/title.ts";
-import { Link, usePlace } from "../../routing/router.tsx";
+import { href, Link, usePlace } from "../../routing/router.tsx";
 import { RunHeader } from "./RunHeader.tsx";
 import { StepsView } from "./StepsView.tsx";
 import { useRun } from "./useRun.ts";
@@ -23,6 +23,8 @@ const VIEWS: readonly (readonly [string, string, (run: Run) => ReactNode])[] = [
   ["logs", "Logs", (run) => <LogsView run={run} />],
 ];
 
+const ALL_RUNS = { to: href("/runs"), label: "All runs" };
+
 export default function RunPage({ id }: { id: string }) {
   const run = useRun(id);
   const { path, query } = usePlace();
@@ -31,7 +33,7 @@ export default function RunPage({ id }: { id: string }) {
   if (run.data === undefined) {
     return (
       <main className="page" id="main" tabIndex={-1}>
-        {run.error ? <ErrorState error={run.error} onRetry={run.refresh} /> : <LoadingState what="the run" />}
+        {run.error ? <ErrorState error={run.error} onRetry={run.refresh} elsewhere={ALL_RUNS} /> : <LoadingState what="the run" />}
       </main>
     );
   }

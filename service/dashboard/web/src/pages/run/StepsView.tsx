@@ -93,15 +93,7 @@ export function StepsView({ run }: { run: Run }) {
         ) : isLoading ? (
           <LoadingState what="the steps" />
         ) : (
-          <div className="card">
-            <EmptyState title={TERMINAL.has(run.status) ? "No steps recorded" : "No steps recorded yet"}>
-              <p>
-                {run.status === "queued" || run.status === "pending"
-                  ? "Charts begin with the first step."
-                  : "This run ended before its first step; its logs and attempts say why."}
-              </p>
-            </EmptyState>
-          </div>
+          <NoSteps ended={TERMINAL.has(run.status) ? 1 : 0} />
         )}
       </div>
       <aside aria-label="Details">
@@ -113,12 +105,24 @@ export function StepsView({ run }: { run: Run }) {
         <EventList path={runPath(run.id, "events")} mark={`${run.status} ${run.attempts?.length ?? 0}`} />
         <PhaseTimeline attempt={run.attempts?.at(-1)} />
         {hasSteps && (
-          <p className="ink-3 hint-line">
+          <p className="ink-3 hint-line keys-only">
             <Key>J</Key> <Key>K</Key> overflows, <Key>D</Key> first of them, <Key>L</Key> lock; drag to zoom, double-click
             for all.
           </p>
         )}
       </aside>
+    </div>
+  );
+}
+
+/** What stands where charts would, of runs without a step: all of them have ended so, or one may still come. */
+export function NoSteps({ ended }: { ended: number }) {
+  const why = `${ended === 1 ? "This run" : "These runs"} ended before the first step; logs and attempts say why.`;
+  return (
+    <div className="card">
+      <EmptyState title={ended > 0 ? "No steps recorded" : "No steps recorded yet"}>
+        <p>{ended > 0 ? why : "Charts begin with the first step."}</p>
+      </EmptyState>
     </div>
   );
 }

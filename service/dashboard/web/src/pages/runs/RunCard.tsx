@@ -29,7 +29,7 @@ export const RunCard = memo(function RunCard({ run, isSelected, onToggle }: Prop
       />
       <div className="lines">
         <div className="row">
-          <RunLink id={run.id} name={run.name} />
+          <RunLink id={run.id} name={run.name} isBrief />
           <span className="grow" />
           {run.verdict !== null && <VerdictChip verdict={run.verdict} />}
         </div>

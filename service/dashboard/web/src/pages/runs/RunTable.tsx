@@ -10,9 +10,10 @@ import {
   type SortingState,
 } from "@tanstack/react-table";
 import { useVirtualizer } from "@tanstack/react-virtual";
-import { memo, useCallback, useEffect, useMemo, useRef, useState, type ReactNode } from "react";
+import { memo, useCallback, useEffect, useMemo, useRef, type ReactNode } from "react";
 
 import type { Run } from "../../api/types.ts";
+import { useIsNarrow } from "../../components/narrow.ts";
 import { navigate, runHref } from "../../routing/router.tsx";
 import { COLUMNS, type RunColumn } from "./columns.tsx";
 import type { RunGroup } from "./grouping.ts";
@@ -21,7 +22,6 @@ import { RunCard } from "./RunCard.tsx";
 const ROW = 30;
 const CARD_ROW = 78;
 const SELECT_WIDTH = 34;
-const NARROW = "(max-width: 720px)";
 const PREFETCH_ROWS = 20;
 
 const features = tableFeatures({ columnVisibilityFeature, rowSelectionFeature, rowSortingFeature });
@@ -63,17 +63,6 @@ function toItems(runs: readonly Run[], groups: readonly RunGroup[] | null): Item
     { kind: "group", group },
     ...group.runs.map((run): Item => ({ kind: "run", run, index: index++ })),
   ]);
-}
-
-export function useIsNarrow(): boolean {
-  const [isNarrow, setIsNarrow] = useState(() => matchMedia(NARROW).matches);
-  useEffect(() => {
-    const media = matchMedia(NARROW);
-    const onChange = () => setIsNarrow(media.matches);
-    media.addEventListener("change", onChange);
-    return () => media.removeEventListener("change", onChange);
-  }, []);
-  return isNarrow;
 }
 
 export function RunTable(props: Props) {

@@ -18,7 +18,7 @@ import { RunLink } from "../../components/RunLink.tsx";
 import { LossSparkline } from "../../components/Sparkline.tsx";
 import { Ago, Elapsed } from "../../components/time.tsx";
 import { formatInteger, formatLoss, formatScalar, plural, toNumber } from "../../format/number.ts";
-import { orderingWords } from "../../format/spec.ts";
+import { orderingWords, taskWords } from "../../format/spec.ts";
 
 export interface RunColumn {
   id: string;
@@ -80,10 +80,6 @@ export function MomentumCell({ run }: { run: Run }) {
   );
 }
 
-export function taskLabel(run: Run): string {
-  return run.spec.task.name.replaceAll("_", " ");
-}
-
 export const COLUMNS: readonly RunColumn[] = [
   {
     id: "name",
@@ -92,8 +88,8 @@ export const COLUMNS: readonly RunColumn[] = [
     sort: "name",
     cell: (run) => (
       <span className="run-name">
-        <RunLink id={run.id} name={run.name} />
-        <span className="ink-3">{taskLabel(run)}</span>
+        <RunLink id={run.id} name={run.name} isBrief />
+        <span className="ink-3">{taskWords(run.spec.task.name)}</span>
       </span>
     ),
   },

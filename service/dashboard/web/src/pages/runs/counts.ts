@@ -15,6 +15,7 @@ export const SEGMENTS = [
   { value: "", label: "All" },
   { value: "status:running", label: "Running" },
   { value: "status:queued", label: "Queued" },
+  { value: "status:failed", label: "Failed" },
   { value: "verdict:dies", label: "Died" },
   { value: "verdict:trains", label: "Trains" },
 ] as const;

@@ -4,6 +4,7 @@ import { useEffect, useId, useState } from "react";
 
 import { defaultOf, isPlainObject, variantFor, withoutNull, type Schema, type SpecSchema } from "../../api/schema.ts";
 import { Power } from "../../components/marks.tsx";
+import { Prose } from "../../components/Prose.tsx";
 import { isPower } from "../../format/spec.ts";
 import { checkValue, placeholderFor, readNumber, readPath, variantName, type Path, type Spec } from "./fields.ts";
 
@@ -102,7 +103,7 @@ function ScalarField({ name, path, schema, field, isNullable, context }: ScalarP
       <p className="about" id={`${id}-note`}>
         {problem !== null ? (
           <span className="problem" role="alert">
-            {problem}
+            <Prose text={problem} />
           </span>
         ) : (
           <>
@@ -111,7 +112,9 @@ function ScalarField({ name, path, schema, field, isNullable, context }: ScalarP
                 <Power exponent={value} />.{" "}
               </>
             )}
-            <span className="ink-3">{firstSentence(field.description ?? schema.description)}</span>
+            <span className="ink-3">
+              <Prose text={firstSentence(field.description ?? schema.description)} />
+            </span>
           </>
         )}
       </p>
@@ -257,7 +260,7 @@ function Problem({ path, context, own }: { path: Path; context: FormContext; own
   const text = own ?? context.problems.get(path.join("."));
   return text ? (
     <p className="about problem" role="alert">
-      {text}
+      <Prose text={text} />
     </p>
   ) : null;
 }

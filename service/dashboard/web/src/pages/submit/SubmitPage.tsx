@@ -8,6 +8,7 @@ import { loadSpecSchema, type Schema, type SpecSchema } from "../../api/schema.t
 import type { Experiment, Run } from "../../api/types.ts";
 import { Segments } from "../../components/controls.tsx";
 import { OrderingGlyph, Sentence } from "../../components/marks.tsx";
+import { Prose } from "../../components/Prose.tsx";
 import { ErrorState, LoadingState } from "../../components/states.tsx";
 import { useTitle } from "../../components/title.ts";
 import { navigate, runHref, useQuery } from "../../routing/router.tsx";
@@ -144,6 +145,7 @@ function SubmitForm({ schema, start }: { schema: SpecSchema; start: Spec | null 
             <OrderingGlyph ordering={PAIR[0]} />
             <OrderingGlyph ordering={PAIR[1]} />
           </button>
+          <Hindrance isReadable={isReadable} isBusy={isBusy} issues={issues} />
         </div>
       </form>
       <aside aria-label="Presets">
@@ -234,7 +236,9 @@ function Refusal({ error, isAnswer, issues }: RefusalProps) {
         {error !== null && (
           <p>
             <b>{error.problem.title}.</b>{" "}
-            {error.problem.field && <code>{error.problem.field}</code>} <span className="ink-2">{problemText(error)}</span>
+            {error.problem.field && <code>{error.problem.field}</code>} <span className="ink-2">
+              <Prose text={problemText(error)} />
+            </span>
           </p>
         )}
         {issues.map(({ path, message }) => (
@@ -244,6 +248,25 @@ function Refusal({ error, isAnswer, issues }: RefusalProps) {
         ))}
       </div>
     </div>
+  );
+}
+
+/** Why nothing can be submitted now, beside the buttons that say so: what is wrong may be out of view. */
+function Hindrance({ isReadable, isBusy, issues }: { isReadable: boolean; isBusy: boolean; issues: RefusalProps["issues"] }) {
+  const [first, ...rest] = issues;
+  return (
+    <p className="hindrance" role="status">
+      {isBusy ? (
+        <span className="ink-2">Submitting …</span>
+      ) : !isReadable ? (
+        "The YAML cannot be read yet."
+      ) : first !== undefined ? (
+        <>
+          <code>{first.path}</code> {first.message}
+          {rest.length > 0 && `, and ${rest.length} more`}
+        </>
+      ) : null}
+    </p>
   );
 }
 
