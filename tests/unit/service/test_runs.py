@@ -20,6 +20,14 @@ def wait_for_status(client: Client, run_id: str, status: str, limit_s: float = 6
     raise AssertionError(f"{run_id} is {run['status']}, not {status}: {run['waiting_reason']}")
 
 
+def wait_for_job(launcher: FakeLauncher, name: str) -> None:
+    """A run is pending before its job is sent: a controller that dies in between must know that it may have been."""
+    deadline = time.monotonic() + 60
+    while name not in launcher.rows:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def wait_for_reason(client: Client, run_id: str, reason: str, limit_s: float = 60.0) -> None:
     deadline = time.monotonic() + limit_s
     while (found := client.get(f"/runs/{run_id}").json()["waiting_reason"]) != reason:
@@ -48,7 +56,7 @@ def test_a_submitted_run_becomes_a_job(client: Client, launcher: FakeLauncher) -
     run_id = client.post("/runs", json={}).json()["id"]
     run = wait_for_status(client, run_id, "pending")
     assert [(attempt["id"], attempt["ray_job"]) for attempt in run["attempts"]] == [(f"run-{run_id}-a1",) * 2]
-    assert f"run-{run_id}-a1" in launcher.rows
+    wait_for_job(launcher, f"run-{run_id}-a1")
 
 
 def test_a_repeat_with_the_same_key_is_the_same_run(client: Client) -> None:
@@ -188,7 +196,7 @@ def test_a_live_run_is_told_to_stop_and_is_stopped_even_if_nobody_answers(
 ) -> None:
     client = make_client(stop_grace_s=0.3)
     run_id = client.post("/runs", json={}).json()["id"]
-    wait_for_status(client, run_id, "pending")
+    wait_for_job(launcher, f"run-{run_id}-a1")
     assert client.post(f"/runs/{run_id}/stop").json()["stop_requested"] is True
     run = wait_for_status(client, run_id, "stopped")
     assert f"run-{run_id}-a1" in launcher.stopped
@@ -236,9 +244,9 @@ def test_a_clone_is_a_new_run_of_the_same_spec(client: Client) -> None:
     assert clone.json()["fingerprint"] == run["fingerprint"]
 
 
-def test_the_log_of_the_newest_attempt_is_plain_text(client: Client) -> None:
+def test_the_log_of_the_newest_attempt_is_plain_text(client: Client, launcher: FakeLauncher) -> None:
     run_id = client.post("/runs", json={}).json()["id"]
-    wait_for_status(client, run_id, "pending")
+    wait_for_job(launcher, f"run-{run_id}-a1")
     log = client.get(f"/runs/{run_id}/logs")
     assert log.headers["content-type"] == "text/plain; charset=utf-8"
     assert log.text == f"log of run-{run_id}-a1"

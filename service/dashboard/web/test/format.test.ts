@@ -138,7 +138,7 @@ test("nothing of a name is lost by where it may be cut, and a short one is not c
 });
 
 const OWN = [
-  '  File "/work/lib/python3.12/site-packages/torch/nn/linear.py", line 1, in forward',
+  '  File "/opt/venv/lib/python3.12/site-packages/torch/nn/linear.py", line 1, in forward',
   "    return F.linear(input)",
   '  File "/home/me/mine.py", line 7, in loss',
   "    return self.head(x)",
