@@ -53,7 +53,7 @@ def watch_to_the_end(page: Page) -> None:
     cards = page.locator(".compare-card")
     expect(cards).to_have_count(2)
     expect(cards.first).to_contain_text(re.compile("queued|pending|running"))
-    expect(cards.filter(has_text="running").first).to_be_visible(timeout=_RUN_MS)
+    # Thirty steps may be over before the page hears that they began: `running` is not waited for.
     expect(cards.filter(has_text="master")).to_contain_text("dies", timeout=_RUN_MS)
     expect(cards.filter(has_text="ordered")).to_contain_text("trains", timeout=_RUN_MS)
     expect(page.get_by_text("First divergence at step 0.")).to_be_visible()
