@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
+from muon_core.disk import fsync_path
 from workers.checkpoint_files import MANIFEST, Manifest, choose, complete_folders, describe_file
 from workers.engine import Place, Training
 from workers.errors import CheckpointNotShared, CheckpointUnusable
@@ -121,7 +122,7 @@ def _hash_share(partial: Path, place: Place) -> dict[str, dict[str, Any]]:
     paths = sorted(path for path in partial.rglob("*") if path.is_file())
     share = {}
     for path in paths[place.rank :: place.world_size]:
-        _fsync(path)
+        fsync_path(path)
         share[str(path.relative_to(partial))] = describe_file(path)
     return share
 
@@ -129,24 +130,16 @@ def _hash_share(partial: Path, place: Place) -> dict[str, dict[str, Any]]:
 def _publish(partial: Path, complete: Path, manifest: Manifest, keep: int) -> None:
     path = partial / MANIFEST
     path.write_text(manifest.to_json())
-    _fsync(path)
+    fsync_path(path)
     for folder in [path for path in partial.rglob("*") if path.is_dir()] + [partial]:
-        _fsync(folder)
+        fsync_path(folder)
     # A resumed run may write the same step again: the same state, so the newer copy stands.
     shutil.rmtree(complete, ignore_errors=True)
     partial.rename(complete)
-    _fsync(complete.parent)
+    fsync_path(complete.parent)
     for _, folder in complete_folders(complete.parent)[:-keep]:
         if folder != complete:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _random_states() -> dict[str, Any]:

@@ -24,6 +24,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from muon_core.disk import fsync_path
 from muon_core.errors import CheckpointMismatch
 from muon_core.parameters import full_shape
 from muon_core.zero.layout import Partition, PlacedParameter, ZeroPartitions
@@ -260,10 +261,10 @@ class _Writer:
             try:
                 text = json.dumps({**self._manifest, "tensors": self._files}, indent=1, sort_keys=True)
                 (self._partial / MANIFEST).write_text(text)
-                _keep_through_a_power_cut(self._partial / MANIFEST)
-                _keep_through_a_power_cut(self._partial)
+                fsync_path(self._partial / MANIFEST)
+                fsync_path(self._partial)
                 self._partial.rename(self._target)
-                _keep_through_a_power_cut(self._target.parent)
+                fsync_path(self._target.parent)
             except OSError as error:
                 self.error = error
         if self.error is not None:
@@ -277,20 +278,11 @@ class _Writer:
         name = f"tensors-{self._num_files:05}.safetensors"
         try:
             save_file(self._held, self._partial / name)
-            _keep_through_a_power_cut(self._partial / name)
+            fsync_path(self._partial / name)
         except Exception as error:  # safetensors wraps what the operating system says in an error of its own.
             self.error = OSError(f"cannot write {self._partial / name}: {error}")
         self._files.update(dict.fromkeys(self._held, name))
         self._held = {}
-
-
-def _keep_through_a_power_cut(path: Path) -> None:
-    """Have a file's bytes, or a folder's names, on the disk: a rename alone may outlive what it names."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class _Reader:
