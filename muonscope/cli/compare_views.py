@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,7 +14,8 @@ if TYPE_CHECKING:
 _DIGITS: Final = 4
 _WORDS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _MOST_NAMED: Final = 3
-_TAKEN: Final = defaultdict(lambda: "another optimizer's", muon="Muon's", adamw="AdamW's", frozen="frozen")
+_TAKEN: Final = {"muon": "Muon's", "adamw": "AdamW's", "frozen": "frozen"}
+_BY_ANOTHER: Final = "another optimizer's"
 _CLIPPED: Final = {"muon_exempt": "gradient of what AdamW takes"}
 _FIGURES: Final = (
     ("steps", "final", "steps"),
@@ -109,7 +109,8 @@ def _route_lines(comparison: "Comparison") -> list[str]:
     for (a, b), names in groups.items():
         few = names if len(names) <= _MOST_NAMED + 1 else [*names[:_MOST_NAMED], f"{len(names) - _MOST_NAMED} more"]
         listed = few[0] if len(few) == 1 else f"{', '.join(few[:-1])} and {few[-1]}"
-        lines.append(f"{listed} {'is' if len(names) == 1 else 'are'} {_TAKEN[a]} in A and {_TAKEN[b]} in B")
+        taken_a, taken_b = _TAKEN.get(a, _BY_ANOTHER), _TAKEN.get(b, _BY_ANOTHER)
+        lines.append(f"{listed} {'is' if len(names) == 1 else 'are'} {taken_a} in A and {taken_b} in B")
     if comparison.routes is not None and comparison.routes.num_differing > len(differing):
         lines.append(f"{comparison.routes.num_differing} parameters are not the same optimizer's in both")
     return lines

@@ -1,7 +1,6 @@
 """Which folder of state a service on this machine keeps: found from its process, never asked for over HTTP."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,25 +27,6 @@ def check_home(home: Path, url: str, *, is_up: bool) -> Finding:
         f"to look at the service's: export MUONSCOPE_HOME={served}"
         if served is not None
         else "if it runs on this machine, set MUONSCOPE_HOME to its folder: of `make up`, .muonscope in the checkout",
-    )
-
-
-def warn_of_another_home(database_url: str | None) -> None:
-    """Say on standard error that the service which this shell's commands talk to keeps another state than they look at.
-
-    Nothing where it keeps the same, is not to be seen, or a database is named.
-    """
-    from muonscope.client import ClientSettings
-    from service.settings import Settings
-
-    url, settings = ClientSettings().url, Settings()
-    served = home_served_at(url) if not (database_url or settings.database_url) else None
-    if served is None or served.resolve() == settings.home.resolve():
-        return
-    print(
-        f"note: the service at {url} keeps its state in {served}, not in {settings.home}; "
-        f"for its own: export MUONSCOPE_HOME={served}",
-        file=sys.stderr,
     )
 
 

@@ -1,7 +1,7 @@
 """SIGTERM as Ctrl-C: whoever ends the command, what it started is ended in order."""
 
+import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,7 +32,8 @@ def held_interrupts() -> Iterator[Callable[[], None]]:
         if came or not is_held:
             raise KeyboardInterrupt
         came = True
-        print("\nending once the service has answered; once more ends at once", file=sys.stderr)
+        # Not by print: a handler may run in the midst of another one.
+        os.write(2, b"\nending once the service has answered; once more ends at once\n")
 
     def release() -> None:
         nonlocal is_held

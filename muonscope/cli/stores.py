@@ -1,5 +1,6 @@
 """The service's database for verbs that work on it themselves, whether a service runs or not."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -37,6 +38,26 @@ def missing_store(database_url: str | None) -> str | None:
         # A name with a mistake in it, which opening it says.
         return None
     return f"there is no store in {file if settings.database_url else settings.home} yet"
+
+
+def warn_of_another_home(database_url: str | None) -> None:
+    """Say on standard error that the service which this shell's commands talk to keeps another state than they look at.
+
+    Nothing where it keeps the same, is not to be seen, or a database is named.
+    """
+    from muonscope.cli.homes import home_served_at
+    from muonscope.client import ClientSettings
+    from service.settings import Settings
+
+    url, settings = ClientSettings().url, Settings()
+    served = home_served_at(url) if not (database_url or settings.database_url) else None
+    if served is None or served.resolve() == settings.home.resolve():
+        return
+    print(
+        f"note: the service at {url} keeps its state in {served}, not in {settings.home}; "
+        f"for its own: export MUONSCOPE_HOME={served}",
+        file=sys.stderr,
+    )
 
 
 @contextmanager

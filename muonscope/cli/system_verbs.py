@@ -8,7 +8,7 @@ import typer
 from muonscope.cli import exit_codes
 from muonscope.cli.options import DatabaseUrl, Json, Url
 from muonscope.cli.screen import Screen
-from muonscope.cli.stores import open_store, store_errors
+from muonscope.cli.stores import open_store, store_errors, warn_of_another_home
 
 db_app = typer.Typer(no_args_is_help=True, help="The database: its schema, and copies of it.")
 
@@ -58,7 +58,6 @@ def backup(
     as_json: Json = False,
 ) -> None:
     """Copy the database as it is now, also while a service writes to it. PostgreSQL's is what `pg_dump` makes."""
-    from muonscope.cli.homes import warn_of_another_home
     from service.settings import Settings
     from service.store.backup import back_up
 
@@ -76,7 +75,6 @@ def backup(
 @db_app.command("upgrade")
 def upgrade(database_url: DatabaseUrl = None, as_json: Json = False) -> None:
     """Bring the database to the schema this version knows, in one transaction. `muonscope up` does it too."""
-    from muonscope.cli.homes import warn_of_another_home
     from service.store.migrate import read_revisions
     from service.store.migrate import upgrade as upgrade_schema
 

@@ -15,7 +15,7 @@ import typer
 
 from muonscope.cli.options import DatabaseUrl, Json
 from muonscope.cli.screen import Screen
-from muonscope.cli.stores import missing_store, open_store
+from muonscope.cli.stores import missing_store, open_store, warn_of_another_home
 from muonscope.contract.status import TokenScope
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def create(
     """Make a token and print it, this once: only its hash is kept."""
     from service.store.tokens import TokenRepository
 
-    _warn_of_another_home(database_url)
+    warn_of_another_home(database_url)
     if from_file is not None:
         if expires is not None:
             raise typer.BadParameter("a token of a file has no end; leave it out", param_hint="--expires")
@@ -92,7 +92,7 @@ def list_tokens(database_url: DatabaseUrl = None, as_json: Json = False) -> None
     """List the tokens there are and were."""
     from service.store.tokens import TokenRepository
 
-    _warn_of_another_home(database_url)
+    warn_of_another_home(database_url)
     rows, missing = list[dict[str, Any]](), missing_store(database_url)
     if missing is None:
         with _store(database_url) as database, database.read() as session:
@@ -118,7 +118,7 @@ def revoke(
     from muonscope.errors import MuonscopeError
     from service.store.tokens import TokenRepository
 
-    _warn_of_another_home(database_url)
+    warn_of_another_home(database_url)
     if (missing := missing_store(database_url)) is not None:
         raise MuonscopeError(missing, remedy="set MUONSCOPE_HOME to the folder of the service's state")
     with _store(database_url) as database, database.write() as session:
@@ -153,12 +153,6 @@ def _store(database_url: str | None) -> Iterator["Database"]:
     with open_store(database_url) as database:
         upgrade(database)
         yield database
-
-
-def _warn_of_another_home(database_url: str | None) -> None:
-    from muonscope.cli.homes import warn_of_another_home
-
-    warn_of_another_home(database_url)
 
 
 def _who() -> str:
